@@ -1,0 +1,1 @@
+"""The real parts that tests run against: an Iceberg REST catalog, SeaweedFS, workers, small disks."""
