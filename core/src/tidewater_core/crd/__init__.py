@@ -1,0 +1,1 @@
+"""The Kubernetes kinds: models that manifests are read with and CRDs are generated from."""

@@ -1,0 +1,137 @@
+"""Every name that crosses a boundary, once: columns, property keys, labels, paths.
+
+A name here is part of a format that others read (tables, log directories, manifests): changing
+one is a migration.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidewater_core.errors import Invalid
+
+GROUP: Final = "tidewater.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+# Columns of a topic's table and log.
+RESERVED_PREFIX: Final = "tw_"
+TW_PARTITION: Final = "tw_partition"
+TW_OFFSET: Final = "tw_offset"
+TW_TIME: Final = "tw_time"
+TW_KEY: Final = "tw_key"
+TW_HEADERS: Final = "tw_headers"
+TW_PRODUCER: Final = "tw_producer"
+"""In the log only: who sent a row, so that a re-sent batch is known after a restart."""
+VALUE: Final = "value"
+"""The payload of a raw topic; typed topics have their own columns instead."""
+
+# Keys of table properties and of snapshot summaries.
+RESERVED_PROPERTY_PREFIX: Final = "tidewater."
+COMMIT_ID: Final = "tidewater.commit-id"
+TOPIC_UUID: Final = "tidewater.topic-uuid"
+TOPIC: Final = "tidewater.topic"
+_FRONTIER_PREFIX: Final = "tidewater.partition."
+_START_PREFIX: Final = "tidewater.start."
+
+# Labels and annotations of Kubernetes objects.
+LABEL_TOPIC: Final = f"{GROUP}/topic"
+LABEL_SUBSCRIPTION: Final = f"{GROUP}/subscription"
+LABEL_POOL: Final = f"{GROUP}/pool"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+"""`"true"`: the operator leaves this object alone."""
+ANNOTATION_FORCE_DELETE: Final = f"{GROUP}/force-delete"
+"""`"true"`: let a deletion through although draining did not finish."""
+ANNOTATION_ACCEPT_LOSS: Final = f"{GROUP}/accept-loss"
+"""Names the partitions whose volume is lost for good; they go on past a recorded gap."""
+FINALIZER: Final = f"{GROUP}/drain"
+
+LABEL_CHARS_MAX: Final = 63
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_LABEL_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+
+def frontier_property(partition: int) -> str:
+    """Key of a partition's frontier: `{"next": …, "epoch": …}`, written by its owner alone."""
+    return f"{_FRONTIER_PREFIX}{partition}"
+
+
+def start_property(partition: int) -> str:
+    """Key of a partition's first kept offset, written by retention alone."""
+    return f"{_START_PREFIX}{partition}"
+
+
+def partition_of_frontier(key: str) -> int | None:
+    """Return the partition whose frontier this property is; None for any other property."""
+    return _number_after(_FRONTIER_PREFIX, key)
+
+
+def partition_of_start(key: str) -> int | None:
+    """Return the partition whose first kept offset this property is; None for any other."""
+    return _number_after(_START_PREFIX, key)
+
+
+def _number_after(prefix: str, key: str) -> int | None:
+    digits = key.removeprefix(prefix)
+    return int(digits) if digits != key and digits.isascii() and digits.isdigit() else None
+
+
+def is_dns_label(text: str) -> bool:
+    """Say if text can be the name of a Kubernetes object that becomes a label."""
+    return _DNS_LABEL.fullmatch(text) is not None
+
+
+def dns_label_problem(what: str, text: str) -> str:
+    """Say what is wrong with a name, for a person."""
+    return (
+        f"{what} {text[:80]!r} must be 1 to {LABEL_CHARS_MAX} characters of a-z, 0-9 and '-', "
+        "and begin and end with a letter or digit"
+    )
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TopicName:
+    """A topic's full name, written `namespace/name`."""
+
+    namespace: str
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be a Kubernetes name (or would escape a directory)."""
+        for what, text in (("namespace", self.namespace), ("topic name", self.name)):
+            if not is_dns_label(text):
+                raise Invalid("InvalidTopicName", dns_label_problem(what, text))
+
+    @classmethod
+    def parse(cls, text: str) -> "TopicName":
+        """Read `namespace/name`."""
+        namespace, slash, name = text.partition("/")
+        if not slash:
+            raise Invalid("InvalidTopicName", f"topic {text[:80]!r} must be written namespace/name")
+        return cls(namespace, name)
+
+    def __str__(self) -> str:
+        """Write `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def table_identifier(self) -> tuple[str, str]:
+        """The table of this topic unless its spec names another.
+
+        Both parts use only a-z, 0-9 and '-', which every catalog takes; some take no more.
+        """
+        return (self.namespace, self.name)
+
+
+def topic_path(root: Path, topic: TopicName) -> Path:
+    """Return the directory that holds the logs of a topic's partitions."""
+    return root / topic.namespace / topic.name
+
+
+def log_path(root: Path, topic: TopicName, partition: int) -> Path:
+    """Return the log directory of a partition: `<root>/<namespace>/<topic>/<partition>`."""
+    return topic_path(root, topic) / str(partition)
