@@ -1,0 +1,116 @@
+"""Real log directories for tests, written by the worker's own appender and read back two ways."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+from tidewater_core.clock import SystemClock
+from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.errors import TidewaterError
+from tidewater_testing.evidence import Row, read_log_side
+from tidewater_worker.log.appender import Appender, LogOptions
+from tidewater_worker.log.group import Rows, Submission
+from tidewater_worker.log.producers import Request, Stored
+from tidewater_worker.log.reader import LogReader
+from tidewater_worker.log.recover import Recovered, recover
+from tidewater_worker.log.syncpool import SyncPool
+
+TOPIC_UUID = UUID("7c1d3a52-6f0e-4f6b-9a55-0d7d5d6c0001")
+PARTITION = 3
+INFLIGHT_BYTES_MAX = 64 * 1024 * 1024
+READ_BYTES_MAX = 64 * 1024 * 1024
+
+Batch = Sequence[bytes]
+"""The payloads of one request; each becomes one frame when sent alone."""
+
+
+def log_options(segment_bytes: int) -> LogOptions:
+    """Return the options of a raw topic whose log rotates at `segment_bytes`."""
+    options = LogOptions.of(TopicSpec(), INFLIGHT_BYTES_MAX, INFLIGHT_BYTES_MAX)
+    # Smaller than a Topic may ask for, so that a test of every byte has few bytes.
+    return replace(options, segment_bytes=segment_bytes)
+
+
+def append(
+    directory: Path,
+    batches: Sequence[Batch],
+    *,
+    segment_bytes: int = 64 * 1024 * 1024,
+    producer: str = "",
+) -> list[int]:
+    """Recover the log, append each batch as a group of its own, close; return first offsets."""
+    directory.mkdir(parents=True, exist_ok=True)
+    recovered = recover(directory, TOPIC_UUID, PARTITION)
+    return asyncio.run(_append(directory, recovered, batches, segment_bytes, producer))
+
+
+async def _append(
+    directory: Path,
+    recovered: Recovered,
+    batches: Sequence[Batch],
+    segment_bytes: int,
+    producer: str,
+) -> list[int]:
+    loop = asyncio.get_running_loop()
+    pool = SyncPool(loop, threads=1)
+    options = log_options(segment_bytes)
+    appender = Appender(
+        directory,
+        TOPIC_UUID,
+        PARTITION,
+        options,
+        recovered,
+        pool,
+        loop,
+        SystemClock(),
+        lambda _end: None,
+    )
+    offsets: list[int] = []
+    try:
+        for number, payloads in enumerate(batches):
+            outcome: asyncio.Future[Stored | TidewaterError] = loop.create_future()
+            rows = Rows([None] * len(payloads), [None] * len(payloads), list(payloads))
+            request = Request(producer, number) if producer else None
+            size = sum(len(payload) for payload in payloads)
+            appender.offer(Submission(rows, size, outcome.set_result, request))
+            stored = await outcome
+            if isinstance(stored, TidewaterError):
+                raise stored
+            offsets.append(stored.offset)
+        await appender.close()
+    finally:
+        pool.close()
+    return offsets
+
+
+def rows_by_reader(directory: Path, end: int) -> list[Row]:
+    """Read offsets below `end` with the worker's reader, which checks every frame."""
+    reader = LogReader(directory)
+    try:
+        start = reader.start_offset()
+        rows: list[Row] = []
+        offset = start if start is not None else end
+        while offset < end:
+            for batch in reader.read(offset, end, READ_BYTES_MAX):
+                values = batch.batch.column("value").to_pylist()
+                times = batch.batch.column("tw_time")
+                rows.extend(
+                    Row(batch.base_offset + i, value, times[i].value)
+                    for i, value in enumerate(values)
+                )
+                offset = batch.base_offset + batch.rows
+        return rows
+    finally:
+        reader.close()
+
+
+def rows_by_checker(directory: Path) -> list[Row]:
+    """Read the log with the checker's own decoder."""
+    return list(read_log_side(directory).rows)
+
+
+def payloads_of(rows: Sequence[Row]) -> list[bytes]:
+    """Return the payloads, in order."""
+    return [row.payload for row in rows]
