@@ -5,12 +5,12 @@ preallocated zeros still stand in some of the sectors that the write was to fill
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tidewater_testing import logs, wal
 
 SECTOR_BYTES = 512
@@ -43,7 +43,7 @@ class Original:
     def rows_up_to(self, size: int) -> int:
         """Count the rows whose frames lie whole in the first `size` bytes of the last segment."""
         whole = [frame for frame in self.last.frames if frame.end <= size]
-        in_last = sum(frame.batch.num_rows for frame in whole)
+        in_last = sum(frame.rows for frame in whole)
         return self.last.header.base_offset + in_last
 
     def copy(self, target: Path) -> Path:
@@ -54,7 +54,7 @@ class Original:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Original]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     """Write the log once."""
     return Original(tmp_path_factory.mktemp("log") / "3")
 
@@ -74,7 +74,7 @@ def test_every_byte_prefix_recovers_to_a_prefix(original: Original, tmp_path: Pa
     last = original.copy(tmp_path / "cut")
     for size in range(len(original.data) + 1):
         last.write_bytes(original.data[:size])
-        recovered = logs.recover(last.parent, logs.TOPIC_UUID, logs.PARTITION)
+        recovered = logs.reopen(last.parent)
         expected = original.rows_up_to(size)
         assert recovered.next_offset == expected, f"G1 Durable: cut at byte {size}"
         kept = list(last.parent.glob("*.broken*"))
@@ -124,9 +124,7 @@ def test_a_directory_without_its_last_segment_goes_on(original: Original, tmp_pa
 
 def test_missing_companions_are_rebuilt(original: Original, tmp_path: Path) -> None:
     """Index and producer files are a convenience: without them, or cut, the log is the same."""
-    companions = sorted(
-        path.name for path in original.directory.iterdir() if path.suffix != ".wal"
-    )
+    companions = sorted(path.name for path in original.directory.iterdir() if path.suffix != ".wal")
     assert companions, "sealed segments have companions"
     for name in companions:
         for keep in (None, 0, 7):
@@ -136,7 +134,7 @@ def test_missing_companions_are_rebuilt(original: Original, tmp_path: Path) -> N
             companion.unlink()
             if keep is not None:
                 companion.write_bytes(data[:keep])
-            recovered = logs.recover(last.parent, logs.TOPIC_UUID, logs.PARTITION)
+            recovered = logs.reopen(last.parent)
             assert recovered.next_offset == len(original.rows), f"{name} cut to {keep}"
             again = logs.append(last.parent, _batches(1, 4, 20), producer="p")
             assert again == [0], f"G8 Idempotent producers: {name} cut to {keep}"

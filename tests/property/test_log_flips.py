@@ -1,4 +1,4 @@
-"""One bit of a log turned over: it is found, nothing wrong is ever read, and nothing is thrown away.
+"""One bit of a log turned over: it is found, nothing wrong is read, nothing is thrown away.
 
 The log's last frame is the one case where damage cannot always be told from a write that was cut
 short; then its bytes must be kept as `.broken`. Everything before it must be refused.
@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from tidewater_core.errors import Corrupt
 from tidewater_testing import logs, wal
+from tidewater_testing.evidence import Row
+from tidewater_worker.log.reader import LogReader
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -53,7 +56,7 @@ def _digests(directory: Path) -> dict[str, str]:
     }
 
 
-def _read(directory: Path, end: int) -> list[logs.Row] | None:
+def _read(directory: Path, end: int) -> list[Row] | None:
     """Read all rows below `end`, or return None where the reader refuses."""
     try:
         return logs.rows_by_reader(directory, end)
@@ -72,7 +75,7 @@ def _check_flip(original: Original, directory: Path, name: str, at: int, bit: in
     last_frame = original.last.frames[-1]
     in_last_frame = name == original.last.path.name and at >= last_frame.at
     try:
-        recovered = logs.recover(directory, logs.TOPIC_UUID, logs.PARTITION)
+        recovered = logs.reopen(directory)
     except Corrupt:
         assert segment, f"{what}: refused, though the file can be rebuilt"
         assert _digests(directory) == before, f"G7 Nothing is silently skipped: {what}: changed"
@@ -137,7 +140,7 @@ def test_a_seek_into_a_damaged_segment_never_reads_wrong_rows(
     data = bytearray(original.files[sealed])
     data[at % len(data)] ^= 1 << bit
     (directory / sealed).write_bytes(bytes(data))
-    reader = logs.LogReader(directory)
+    reader = LogReader(directory)
     try:
         batches = reader.read(start, len(original.rows), logs.READ_BYTES_MAX)
     except Corrupt:

@@ -6,9 +6,11 @@ then, an acknowledged message would be gone.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tidewater_testing import logs
 
 
@@ -20,7 +22,7 @@ class SyncedFiles:
         for call in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, call, self._noting(getattr(os, call)))
 
-    def _noting(self, real):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def _noting(self, real: Callable[[int], None]) -> Callable[[int], None]:
         def call(fd: int) -> None:
             self.names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
             real(fd)
@@ -36,7 +38,7 @@ def test_recovery_makes_durable_what_it_found(
     logs.append(directory, [[b"a:000000000:"], [b"a:000000001:"]], producer="p")
     (segment,) = directory.glob("*.wal")
     synced = SyncedFiles(monkeypatch)
-    recovered = logs.recover(directory, logs.TOPIC_UUID, logs.PARTITION)
+    recovered = logs.reopen(directory)
     assert recovered.next_offset == 2
     assert segment.name in synced.names, "G1 Durable: recovery trusts bytes that were not fsynced"
 

@@ -109,7 +109,7 @@ def _log_alone(partition: int, log: LogSide) -> Iterator[str]:
 
 
 def _seam(partition: int, table: TableSide, log: LogSide) -> Iterator[str]:
-    """The log goes on where the table ends, and both say the same where they overlap."""
+    """Check that the log goes on where the table ends, and agrees where they overlap."""
     if log.start is None:
         return
     where = f"{G1}: partition {partition}"
@@ -177,7 +177,7 @@ def _same_payloads(batch: AckedBatch, held: list[bytes]) -> Iterator[str]:
     whole = held == list(batch.payloads)
     if whole or (len(batch.ranges) > 1 and sorted(held) == sorted(batch.payloads)):
         return
-    wrong = next((pair for pair in zip(batch.payloads, held, strict=True) if pair[0] != pair[1]))
+    wrong = next(pair for pair in zip(batch.payloads, held, strict=True) if pair[0] != pair[1])
     place = batch.ranges[0]
     yield (
         f"{G1}: partition {place.partition} offset {place.offset} ff. does not hold what was "
@@ -199,7 +199,7 @@ def _stored_once(stored: Mapping[int, Mapping[int, Row]]) -> Iterator[str]:
 
 
 def _order(stored: Mapping[int, Mapping[int, Row]]) -> Iterator[str]:
-    """Messages of one sender stay in the order sent; times never go back."""
+    """Check that messages of one sender stay in the order sent, and times never go back."""
     for partition, rows in stored.items():
         last: dict[bytes, int] = {}
         time_us = 0

@@ -33,6 +33,11 @@ def log_options(segment_bytes: int) -> LogOptions:
     return replace(options, segment_bytes=segment_bytes)
 
 
+def reopen(directory: Path) -> Recovered:
+    """Recover the log as a worker does when it starts; repairs it, or raises `Corrupt`."""
+    return recover(directory, TOPIC_UUID, PARTITION)
+
+
 def append(
     directory: Path,
     batches: Sequence[Batch],
@@ -42,7 +47,7 @@ def append(
 ) -> list[int]:
     """Recover the log, append each batch as a group of its own, close; return first offsets."""
     directory.mkdir(parents=True, exist_ok=True)
-    recovered = recover(directory, TOPIC_UUID, PARTITION)
+    recovered = reopen(directory)
     return asyncio.run(_append(directory, recovered, batches, segment_bytes, producer))
 
 

@@ -136,7 +136,7 @@ class Traffic:
 
     async def _send_all(self, index: int) -> None:
         load = self.load
-        draw = random.Random(f"{load.seed}/{load.prefix}/{index}")  # noqa: S311 - repeatable load
+        draw = random.Random(f"{load.seed}/{load.prefix}/{index}")
         name = f"{load.prefix}{index}"
         encoder = load.encoders[index % len(load.encoders)]
         key = None if index % 2 == 0 else f"key-{index}"

@@ -52,6 +52,11 @@ class Frame:
     base_offset: int
     batch: pa.RecordBatch
 
+    @property
+    def rows(self) -> int:
+        """Its messages."""
+        return int(self.batch.num_rows)
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -69,7 +74,7 @@ class Segment:
         if not self.frames:
             return self.header.base_offset
         last = self.frames[-1]
-        return last.base_offset + last.batch.num_rows
+        return last.base_offset + last.rows
 
 
 def decode_header(data: bytes, name: str) -> Header:
@@ -103,7 +108,7 @@ def decode_frames(data: bytes, header: Header) -> Iterator[Frame]:
             raise LogFormatError(f"byte {at}: valid frame of offset {base}, expected {expected}")
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), header.schema)
         yield Frame(at, end, base, batch)
-        expected += batch.num_rows
+        expected += int(batch.num_rows)
         at = end
 
 

@@ -1,4 +1,4 @@
-"""HTTP for tests: plain requests, and an asyncio connection that knows when an answer is unknown."""
+"""HTTP for tests: plain requests, and a connection that knows when an outcome is unknown."""
 
 import asyncio
 import http.client
@@ -27,7 +27,7 @@ class Answer:
     """Names in lower case."""
     body: bytes
 
-    def json(self) -> Any:  # noqa: ANN401 - JSON is anything
+    def json(self) -> Any:
         """Decode the body."""
         return json.loads(self.body)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from tidewater_testing.checker import AckedBatch, Range, make_payload, violations
 from tidewater_testing.evidence import Evidence, LogSide, Row, TableSide
 
@@ -151,9 +152,7 @@ def test_an_answer_with_a_wrong_count_is_found() -> None:
 def test_a_request_over_several_partitions_is_one_set() -> None:
     """Which message went where is free; that all are there is not."""
     first = (Row(0, make_payload("a", 0), 1), Row(1, make_payload("a", 2), 1))
-    evidence = Evidence(
-        {}, {0: LogSide(first), 1: LogSide((Row(0, make_payload("a", 1), 1),))}
-    )
+    evidence = Evidence({}, {0: LogSide(first), 1: LogSide((Row(0, make_payload("a", 1), 1),))})
     payloads = tuple(make_payload("a", number) for number in range(3))
     ranges = (Range(0, 0, 2), Range(1, 0, 1))
     assert violations(evidence, [AckedBatch(payloads, ranges)]) == []

@@ -1,1 +1,1 @@
-"""The real parts that tests run against: an Iceberg REST catalog, SeaweedFS, workers, small disks."""
+"""The real parts of the tests: an Iceberg REST catalog, SeaweedFS, workers, small disks."""

@@ -15,7 +15,7 @@ from tidewater_testing.process import ManagedProcess, free_ports
 
 START_TIMEOUT_S = 60.0
 ACCESS_KEY = "tidewater"
-SECRET_KEY = "tidewater-secret"  # noqa: S105 - of a server that lives for one test
+SECRET_KEY = "tidewater-secret"
 REGION = "us-east-1"
 TABLE_BUCKET = "lake"
 VOLUME_BYTES_MAX_MB = 64
@@ -84,7 +84,7 @@ class SeaweedFS:
             "s3.region": REGION,
         }
 
-    def client(self, service: str) -> Any:  # noqa: ANN401 - boto3 makes its classes at run time
+    def client(self, service: str) -> Any:
         """Return a boto3 client of this server, for example `s3` or `s3tables`."""
         return boto3.client(
             service,
