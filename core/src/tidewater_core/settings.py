@@ -8,8 +8,9 @@ a version skew is seen at the start and not as a setting that has no effect.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -25,7 +26,7 @@ class CatalogSettings:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     name: str = "tidewater"
-    """The catalog's name. A SQL catalog stores it with each table: every engine must use the same."""
+    """The catalog's name. A SQL catalog stores it with each table: all engines must use one."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """pyiceberg's catalog properties: `type` (rest, sql, glue, in-memory), `uri`, `warehouse`, …"""
 
@@ -108,7 +109,7 @@ class Limits:
 def _ordered(**limits: int) -> None:
     """Check that limits, named in ascending order, are in that order."""
     names = list(limits)
-    for low, high in zip(names, names[1:], strict=False):
+    for low, high in pairwise(names):
         if limits[low] > limits[high]:
             raise ValueError(
                 f"{low} ({limits[low]}) must not be larger than {high} ({limits[high]})"
@@ -166,8 +167,8 @@ class WorkerSettings:
         """Write as JSON text."""
         return _adapter().dump_json(self, indent=2).decode()
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
+    @staticmethod
+    def from_json(text: str | bytes) -> "WorkerSettings":
         """Read from JSON text; raise Invalid that names the field."""
         try:
             return _adapter().validate_json(text)
@@ -176,7 +177,7 @@ class WorkerSettings:
 
 
 @cache
-def _adapter() -> TypeAdapter[Any]:
+def _adapter() -> TypeAdapter["WorkerSettings"]:
     """Build the reader and writer once, and only in a process that needs it."""
     return TypeAdapter(WorkerSettings)
 
@@ -185,9 +186,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     """Read `host:port`, `[v6]:port` or `:port`."""
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise Invalid(
-            "InvalidListenAddress", f"{text!r} must be host:port, such as 127.0.0.1:8080"
-        )
+        raise Invalid("InvalidListenAddress", f"{text!r} must be host:port, such as 127.0.0.1:8080")
     return (host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
 
 

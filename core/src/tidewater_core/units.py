@@ -71,7 +71,7 @@ class _Amount(int):
         return f"{type(self).__name__}({str(self)!r})"
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Validate from text and write back as text."""
         return core_schema.no_info_plain_validator_function(
             cls._validate, serialization=core_schema.to_string_ser_schema()
@@ -126,9 +126,7 @@ class ByteSize(_Amount):
     """A number of bytes."""
 
     _pattern = _SIZE_PATTERN
-    _hint = (
-        "a whole number and a unit (Ki, Mi, Gi, Ti or k, M, G, T) as text, such as 64Mi or 100k"
-    )
+    _hint = "a whole number and a unit (Ki, Mi, Gi, Ti or k, M, G, T) as text, such as 64Mi or 100k"
 
     @classmethod
     def _read(cls, text: str) -> int:

@@ -1,10 +1,19 @@
 """What all kinds share: model settings, metadata, conditions, bounded amounts, CEL rules."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
 
 from tidewater_core.names import DNS_LABEL_PATTERN, dns_label_problem, is_dns_label
 from tidewater_core.units import ByteSize, Duration
@@ -89,26 +98,49 @@ def rules(*items: dict[str, object]) -> dict[str, Any]:
     return {"x-kubernetes-validations": list(items)}
 
 
-def time_between(low: str, high: str) -> Any:  # noqa: ANN401 - a pydantic annotation
-    """Bound a duration; the message names both ends."""
-    return AfterValidator(_within(Duration(low), Duration(high)))
+@dataclass(frozen=True)
+class _Between(Generic[AmountT]):
+    """Bounds of an amount, for pydantic and as a rule for the API server."""
 
+    low: AmountT
+    high: AmountT
+    rule: str
 
-def size_between(low: str, high: str) -> Any:  # noqa: ANN401 - a pydantic annotation
-    """Bound a size; the message names both ends."""
-    return AfterValidator(_within(ByteSize(low), ByteSize(high)))
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
 
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        message = f"must be between {self.low} and {self.high}"
+        return {**handler(schema), **rules(cel(self.rule, message))}
 
-def _within(low: AmountT, high: AmountT) -> Callable[[AmountT], AmountT]:
-    def check(value: AmountT) -> AmountT:
-        if not low <= value <= high:
-            raise ValueError(f"{value} is not between {low} and {high}")
+    def _check(self, value: AmountT) -> AmountT:
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{value} is not between {self.low} and {self.high}")
         return value
 
-    return check
+
+def time_between(low: str, high: str) -> _Between[Duration]:
+    """Bound a duration; the message names both ends."""
+    # CEL's duration() knows no days: such a text is left to the component that reads it.
+    floor, ceiling = (f"duration('{Duration(end).ms}ms')" for end in (low, high))
+    rule = f"self.contains('d') || (duration(self) >= {floor} && duration(self) <= {ceiling})"
+    return _Between(Duration(low), Duration(high), rule)
 
 
-def dns_label(what: str) -> Any:  # noqa: ANN401 - a pydantic annotation
+def size_between(low: str, high: str) -> _Between[ByteSize]:
+    """Bound a size; the message names both ends."""
+    rule = (
+        f"quantity(self).compareTo(quantity('{low}')) >= 0"
+        f" && quantity(self).compareTo(quantity('{high}')) <= 0"
+    )
+    return _Between(ByteSize(low), ByteSize(high), rule)
+
+
+def dns_label(what: str) -> Any:
     """Require a DNS label; `what` names it in the message."""
 
     def check(value: str) -> str:

@@ -1,4 +1,4 @@
-"""Which changes of a spec are allowed: the CEL rules of the CRDs, for where no API server checks."""
+"""Which changes of a spec are allowed: the CRDs' CEL rules, where no API server checks them."""
 
 from tidewater_core.crd.subscription import SubscriptionSpec
 from tidewater_core.crd.topic import FieldSpec, SchemaSpec, TopicSpec

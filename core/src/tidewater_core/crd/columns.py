@@ -1,6 +1,7 @@
 """The types of a typed topic's columns and the transforms of a table's partitioning, as text.
 
-    type      := primitive | "decimal(" digits "," digits ")" | "list<" type ">" | "map<string," type ">"
+    type      := primitive | "decimal(" digits "," digits ")"
+               | "list<" type ">" | "map<string," type ">"
     primitive := boolean int long float double date time timestamp timestamptz string uuid binary
     transform := column | ("identity" | "year" | "month" | "day" | "hour") "(" column ")"
                | ("bucket" | "truncate") "(" digits "," column ")"
@@ -13,7 +14,20 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIMITIVES: Final = frozenset(
-    "boolean int long float double date time timestamp timestamptz string uuid binary".split()
+    [
+        "boolean",
+        "int",
+        "long",
+        "float",
+        "double",
+        "date",
+        "time",
+        "timestamp",
+        "timestamptz",
+        "string",
+        "uuid",
+        "binary",
+    ]
 )
 DEPTH_MAX: Final = 8
 """Deepest nesting of lists and maps: more is a mistake, and readers recurse."""
@@ -72,7 +86,9 @@ def _parse(compact: str, whole: str, depth: int) -> ColumnType:
     if match := _DECIMAL.fullmatch(compact):
         precision, scale = int(match[1]), int(match[2])
         if not 1 <= precision <= 38 or scale > precision:
-            raise ValueError(f"{whole!r}: a decimal has 1 to 38 digits, and no more after the point")
+            raise ValueError(
+                f"{whole!r}: a decimal has 1 to 38 digits, and no more after the point"
+            )
         return ColumnType("decimal", precision=precision, scale=scale)
     for opening, name in (("list<", "list"), ("map<string,", "map")):
         if compact.startswith(opening) and compact.endswith(">"):

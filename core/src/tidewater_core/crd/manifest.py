@@ -36,7 +36,7 @@ def load_manifests(text: str) -> list[Topic | Subscription]:
         raise Invalid("InvalidManifest", f"the manifest is longer than {MANIFEST_CHARS_MAX}")
     try:
         # The loader is a SafeLoader that knows even less.
-        documents = list(yaml.load_all(text, Loader=_Loader))  # noqa: S506
+        documents = list(yaml.load_all(text, Loader=_Loader))
     except (yaml.YAMLError, RecursionError) as error:
         raise Invalid("InvalidManifest", f"this is not YAML: {error}") from error
     loaded = [
@@ -80,9 +80,7 @@ def _load_one(document: dict[Any, Any], number: int) -> Topic | Subscription:
     try:
         item = model.model_validate(_without_nulls(document))
     except ValidationError as error:
-        raise Invalid(
-            "InvalidManifest", f"{where}: {'; '.join(problems(error, model))}"
-        ) from error
+        raise Invalid("InvalidManifest", f"{where}: {'; '.join(problems(error, model))}") from error
     for what, text in (("namespace", item.metadata.namespace), ("name", item.metadata.name)):
         if not is_dns_label(text):
             raise Invalid("InvalidManifest", f"{where}: {dns_label_problem(what, text)}")

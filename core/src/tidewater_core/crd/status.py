@@ -60,9 +60,7 @@ class TableStatus(StatusModel):
     """Identity of the table; another one under the same name stops the topic."""
     snapshot_id: Text = ""
     """The current snapshot."""
-    last_commit_time: Annotated[
-        str | None, Field(json_schema_extra={"format": "date-time"})
-    ] = None
+    last_commit_time: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})] = None
     """When it was made."""
     rows: Count = 0
     """Rows in the table."""
@@ -96,9 +94,9 @@ class TopicStatus(StatusModel):
                 "x-kubernetes-list-map-keys": ["partition"],
             },
         ),
-    ] = []
+    ] = Field(default=[])
     """Each partition."""
-    conditions: Conditions = []
+    conditions: Conditions = Field(default=[])
     """Ready, FreshnessMet and others, each with a reason."""
 
 
@@ -115,5 +113,5 @@ class SubscriptionStatus(StatusModel):
     """Messages not acknowledged yet."""
     oldest_unacked: Text = ""
     """Age of the oldest of them."""
-    conditions: Conditions = []
+    conditions: Conditions = Field(default=[])
     """Ready and others, each with a reason."""

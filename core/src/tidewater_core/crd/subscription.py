@@ -14,17 +14,15 @@ from tidewater_core.crd.base import (
     ObjectMeta,
     cel,
     dns_label,
-    time_between,
     rules,
+    time_between,
 )
 from tidewater_core.crd.status import SubscriptionStatus
-from tidewater_core.names import API_VERSION, TopicName
+from tidewater_core.names import TopicName
 from tidewater_core.units import Duration
 
 OFFSET_MAX = (1 << 63) - 1
-_TIMESTAMP = re.compile(
-    r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,6})?([Zz]|[+-]\d{2}:\d{2})"
-)
+_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,6})?([Zz]|[+-]\d{2}:\d{2})")
 
 
 class SubscriptionType(StrEnum):
@@ -223,7 +221,7 @@ class Subscription(Model):
         )
     )
 
-    api_version: Literal["tidewater.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["tidewater.dev/v1alpha1"] = "tidewater.dev/v1alpha1"
     """Always tidewater.dev/v1alpha1."""
     kind: Literal["Subscription"] = "Subscription"
     """Always Subscription."""

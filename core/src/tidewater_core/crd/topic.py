@@ -3,11 +3,10 @@
 Every field has a default: `spec: {}` is a good topic.
 """
 
-import re
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from tidewater_core.crd.base import (
     DNS_LABEL_EXTRA,
@@ -17,22 +16,21 @@ from tidewater_core.crd.base import (
     ObjectMeta,
     cel,
     dns_label,
-    time_between,
     rules,
     size_between,
+    time_between,
 )
-from tidewater_core.crd.columns import (
-    ColumnType,
-    Transform,
-    parse_transform,
-    parse_type,
-)
-from tidewater_core.crd.cron import check_schedule
+from tidewater_core.crd.columns import Transform
 from tidewater_core.crd.status import TopicStatus
+from tidewater_core.crd.table import (
+    FieldSpec,
+    MaintenanceSpec,
+    SchemaSpec,
+    SparkSpec,
+    TableRetention,
+    TableSpec,
+)
 from tidewater_core.names import (
-    API_VERSION,
-    RESERVED_PREFIX,
-    RESERVED_PROPERTY_PREFIX,
     TW_KEY,
     TW_OFFSET,
     TW_PARTITION,
@@ -43,9 +41,24 @@ from tidewater_core.units import ByteSize, Duration
 
 PARTITIONS_MAX = 1_000
 """Most partitions of one topic: what one worker can hold."""
-COLUMNS_MAX = 200
-"""Most columns of a typed topic; keeps the API server's rules affordable."""
-TABLE_PART_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
+
+__all__ = [
+    "DeletionPolicy",
+    "FieldSpec",
+    "LogRetention",
+    "LogSpec",
+    "MaintenanceSpec",
+    "ReaderSpec",
+    "SchemaSpec",
+    "SparkSpec",
+    "SyncMode",
+    "TableRetention",
+    "TableSpec",
+    "Topic",
+    "TopicSpec",
+    "WriterSpec",
+    "table_identifier",
+]
 
 
 class SyncMode(StrEnum):
@@ -97,6 +110,15 @@ class LogSpec(Model):
 class WriterSpec(Model):
     """When waiting messages are written to the table: whichever limit is reached first."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "quantity(self.batchBytes).compareTo(quantity(self.maxMemory)) <= 0",
+                "batchBytes must not be larger than maxMemory",
+            )
+        )
+    )
+
     flush_interval: Annotated[Duration, time_between("50ms", "1h")] = Duration("1s")
     """Write when the oldest waiting message has this age."""
     batch_rows: Annotated[Count, Field(ge=1, le=100_000_000)] = 100_000
@@ -127,224 +149,6 @@ class ReaderSpec(Model):
     """Files read ahead of the reader."""
 
 
-class FieldSpec(Model):
-    """One column of a typed topic."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "self.type == oldSelf.type"
-                " || (oldSelf.type == 'int' && self.type == 'long')"
-                " || (oldSelf.type == 'float' && self.type == 'double')",
-                "a column's type may only be widened: int to long, float to double",
-            ),
-            cel(
-                "!self.required || oldSelf.required",
-                "an optional column cannot become required: older rows may lack it",
-            ),
-        )
-    )
-
-    name: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=128,
-            json_schema_extra={
-                "pattern": "^[A-Za-z_][A-Za-z0-9_]*$",
-                **rules(
-                    cel(
-                        "!self.lowerAscii().startsWith('tw_')",
-                        "column names that begin with tw_ are reserved",
-                    )
-                ),
-            },
-        ),
-    ]
-    """Name of the column. Names that begin with tw_ are reserved."""
-    type: Annotated[str, Field(min_length=1, max_length=128)]
-    """Iceberg type: boolean, int, long, float, double, decimal(P,S), date, time, timestamp,
-    timestamptz, string, uuid, binary, list<TYPE> or map<string,TYPE>."""
-    required: Flag = False
-    """Refuse messages without this column. A column added to an existing topic cannot be."""
-    doc: Annotated[str, Field(max_length=1024)] = ""
-    """What the column means; becomes its comment in the table."""
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_free(cls, name: str) -> str:
-        if not (name.isascii() and name.isidentifier()):
-            raise ValueError(
-                f"column {name!r} must be letters, digits and '_', and not begin with a digit"
-            )
-        if name.lower().startswith(RESERVED_PREFIX):
-            raise ValueError(
-                f"column {name!r}: names that begin with {RESERVED_PREFIX} are reserved"
-            )
-        return name
-
-    @field_validator("type")
-    @classmethod
-    def _type_is_known(cls, text: str) -> str:
-        return str(parse_type(text))
-
-    @property
-    def column_type(self) -> ColumnType:
-        """The type, parsed."""
-        return parse_type(self.type)
-
-
-class SchemaSpec(Model):
-    """The columns of a typed topic."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "oldSelf.fields.all(o, self.fields.exists(n, n.name == o.name))",
-                "columns cannot be removed: readers of older rows need them",
-            ),
-            cel(
-                "self.fields.all(n, !n.required || oldSelf.fields.exists(o, o.name == n.name))",
-                "a new column cannot be required: older rows lack it",
-            ),
-        )
-    )
-
-    fields: Annotated[
-        list[FieldSpec],
-        Field(
-            min_length=1,
-            max_length=COLUMNS_MAX,
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
-        ),
-    ]
-    """The columns, in order. They may be added and widened, never removed."""
-
-    @field_validator("fields")
-    @classmethod
-    def _names_differ(cls, fields: list[FieldSpec]) -> list[FieldSpec]:
-        seen: dict[str, str] = {}
-        for field in fields:
-            other = seen.setdefault(field.name.lower(), field.name)
-            if other is not field.name:
-                raise ValueError(
-                    f"columns {other!r} and {field.name!r} differ only in case or not at all; "
-                    "SQL engines could not tell them apart"
-                )
-        return fields
-
-
-class TableSpec(Model):
-    """The Iceberg table."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "has(self.name) == has(oldSelf.name)"
-                " && (!has(self.name) || self.name == oldSelf.name)",
-                "the table's name cannot change: its rows are this topic's only history",
-            ),
-            cel(
-                "self.partitionBy == oldSelf.partitionBy",
-                "partitionBy is fixed when the table is made; evolve it with SQL",
-            ),
-        )
-    )
-
-    name: Annotated[
-        str | None,
-        Field(
-            max_length=255,
-            json_schema_extra={"pattern": rf"^{TABLE_PART_PATTERN}(\.{TABLE_PART_PATTERN})+$"},
-        ),
-    ] = None
-    """Identifier in the catalog, NAMESPACE.TABLE; NAMESPACE.TOPIC of the Topic when left out.
-    Some catalogs only take a-z, 0-9, '_' and '-'."""
-    partition_by: Annotated[
-        list[Annotated[str, Field(max_length=160)]], Field(max_length=8)
-    ] = Field(default=["hour(tw_time)"])
-    """Partition fields: a column, hour(c), day(c), month(c), year(c), bucket(N, c) or
-    truncate(W, c). An empty list makes a table without partitions."""
-    properties: Annotated[dict[str, str], Field(max_length=100)] = Field(default={})
-    """Table properties to set when the table is made, such as write.parquet.compression-level."""
-
-    @field_validator("name")
-    @classmethod
-    def _name_has_namespace(cls, name: str | None) -> str | None:
-        part = TABLE_PART_PATTERN
-        if name is not None and re.fullmatch(rf"{part}(\.{part})+", name) is None:
-            raise ValueError(
-                f"{name!r} must be NAMESPACE.TABLE, each of letters, digits, '_' and '-'"
-            )
-        return name
-
-    @field_validator("partition_by")
-    @classmethod
-    def _transforms_parse(cls, items: list[str]) -> list[str]:
-        transforms = [parse_transform(item) for item in items]
-        if len({(t.column, t.name) for t in transforms}) != len(transforms):
-            raise ValueError("the same partition field is listed twice")
-        return [str(t) for t in transforms]
-
-    @field_validator("properties")
-    @classmethod
-    def _properties_are_free(cls, properties: dict[str, str]) -> dict[str, str]:
-        for key in properties:
-            if key.startswith(RESERVED_PROPERTY_PREFIX):
-                raise ValueError(
-                    f"property {key!r}: names that begin with {RESERVED_PROPERTY_PREFIX} "
-                    "are reserved"
-                )
-        return properties
-
-    @property
-    def transforms(self) -> list[Transform]:
-        """The partition fields, parsed."""
-        return [parse_transform(item) for item in self.partition_by]
-
-
-class TableRetention(Model):
-    """When rows leave the table."""
-
-    time: Annotated[Duration, time_between("1h", "36500d")]
-    """Delete rows older than this."""
-    force: Flag = False
-    """Delete them even where a live subscription has not read them yet."""
-
-
-class SparkSpec(Model):
-    """Size of the maintenance jobs."""
-
-    executors: Annotated[Count, Field(ge=0, le=1_000)] = 2
-    """Executor pods for large tables; 0 keeps all work in the driver."""
-    executor_cores: Annotated[Count, Field(ge=1, le=64)] = 1
-    """Cores of each executor."""
-    executor_memory: Annotated[ByteSize, size_between("512Mi", "1Ti")] = ByteSize("1Gi")
-    """Memory of each executor."""
-    driver_memory: Annotated[ByteSize, size_between("512Mi", "1Ti")] = ByteSize("1Gi")
-    """Memory of the driver."""
-    local_below: Annotated[ByteSize, size_between("0", "1024Ti")] = ByteSize("1Gi")
-    """Work on less data than this runs in the driver alone, without executors."""
-
-
-class MaintenanceSpec(Model):
-    """How the table is kept healthy."""
-
-    schedule: Annotated[str, Field(max_length=128), AfterValidator(check_schedule)] = "*/30 * * * *"
-    """Cron schedule (UTC) of the Spark jobs."""
-    target_file_size: Annotated[ByteSize, size_between("1Mi", "4Gi")] = ByteSize("128Mi")
-    """Size of data files that compaction aims at."""
-    keep_snapshots: Annotated[Count, Field(ge=1, le=10_000)] = 50
-    """Most snapshots kept; tagged ones and those that readers use are kept besides."""
-    snapshot_age: Annotated[Duration, time_between("1m", "3650d")] = Duration("1d")
-    """Snapshots older than this expire; the current one never does."""
-    spark: SparkSpec = SparkSpec()
-    """Size of the jobs."""
-
-
 class TopicSpec(Model):
     """What a topic should be."""
 
@@ -357,6 +161,11 @@ class TopicSpec(Model):
             cel(
                 "!self.dedicated || self.pool == 'default'",
                 "a dedicated topic has workers of its own: leave pool out",
+            ),
+            cel(
+                "self.freshness.contains('d') || self.writer.flushInterval.contains('d')"
+                " || duration(self.freshness) >= duration(self.writer.flushInterval)",
+                "freshness must not be shorter than writer.flushInterval",
             ),
         )
     )
@@ -441,7 +250,7 @@ class Topic(Model):
         )
     )
 
-    api_version: Literal["tidewater.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["tidewater.dev/v1alpha1"] = "tidewater.dev/v1alpha1"
     """Always tidewater.dev/v1alpha1."""
     kind: Literal["Topic"] = "Topic"
     """Always Topic."""

@@ -1,0 +1,1 @@
+"""The Spark jobs: data-heavy work over a table's history."""
