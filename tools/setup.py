@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BOOTSTRAP = ROOT / "requirements" / "bootstrap.txt"
-COMPONENTS = ("core", "client", "worker", "operator")
+COMPONENTS = ("core", "client", "worker", "operator", "pipeline")
 REQUIREMENTS = {"run": ("worker.txt",), "dev": ("dev.txt",)}
 RUN_COMPONENTS = ("core", "client", "worker")
 
