@@ -1,0 +1,68 @@
+"""Where a Tidewater server is, and what every request to it carries."""
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tidewater.http1 import header_line, request_head
+from tidewater_core.errors import Invalid
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+"""Where `tidewater dev` listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One server address."""
+
+    host: str
+    port: int
+    tls: bool = False
+    prefix: str = ""
+    """Path in front of every target, when the server stands behind a proxy; no slash at its end."""
+    token: str | None = None
+    """Bearer token sent with every request."""
+
+    def __str__(self) -> str:
+        """Return the address as a URL, without the token."""
+        return f"{'https' if self.tls else 'http'}://{self._authority}{self.prefix}"
+
+    @property
+    def _authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def head(self, method: str, target: str, **headers: str | None) -> bytes:
+        """Return a request head; header names are given with `_` for `-`, None leaves one out."""
+        lines = [header_line("Host", self._authority)]
+        if self.token is not None:
+            lines.append(header_line("Authorization", f"Bearer {self.token}"))
+        for name, value in headers.items():
+            if value is not None:
+                lines.append(header_line(name.replace("_", "-"), value))
+        return request_head(method, self.prefix + target, b"".join(lines))
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the TLS settings of a connection, None for plain HTTP."""
+        return ssl.create_default_context() if self.tls else None
+
+
+def parse_url(url: str, token: str | None = None) -> Origin:
+    """Return the origin that a URL names."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise Invalid("BadUrl", f"not a server URL: {url!r} (expected {DEFAULT_URL} or the like)")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise Invalid("BadUrl", "a server URL has no query, fragment or user")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise Invalid("BadUrl", f"bad port in the server URL {url!r}") from error
+    tls = parts.scheme == "https"
+    return Origin(
+        host=parts.hostname,
+        port=port if port is not None else (443 if tls else 80),
+        tls=tls,
+        prefix=parts.path.rstrip("/"),
+        token=token,
+    )
