@@ -1,0 +1,1 @@
+"""The HTTP edge: routes, wire formats, errors as status codes."""

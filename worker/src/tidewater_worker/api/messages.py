@@ -1,0 +1,100 @@
+"""The JSON of a message, checked by msgspec against the topic's schema.
+
+A raw topic's `value` may be anything; a typed topic's is an object of its columns. What does not
+fit is refused with the path of the message and field (`$.messages[3].value.amount`).
+"""
+
+import datetime
+import decimal
+import uuid
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from tidewater_core.crd.columns import ColumnType
+from tidewater_core.crd.topic import SchemaSpec, TopicSpec
+
+_PYTHON: Final[dict[str, Any]] = {
+    "boolean": bool,
+    "int": Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)],
+    "long": Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)],
+    "float": float,
+    "double": float,
+    "date": datetime.date,
+    "time": datetime.time,
+    "timestamp": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
+    "timestamptz": Annotated[datetime.datetime, msgspec.Meta(tz=True)],
+    "string": str,
+    "uuid": uuid.UUID,
+    "binary": bytes,
+    "decimal": decimal.Decimal,
+}
+
+
+class RawMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message of a raw topic."""
+
+    value: Any = msgspec.UNSET
+    value_b64: bytes | None = None
+    key: str | None = None
+    key_b64: bytes | None = None
+    headers: dict[str, str] | None = None
+
+
+class RawBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a produce call sends."""
+
+    messages: list[RawMessage]
+
+
+def python_type(column: ColumnType) -> Any:  # noqa: ANN401  (a type expression)
+    """Map a column's type to what JSON must hold."""
+    if column.element is None:
+        return _PYTHON[column.name]
+    element = python_type(column.element) | None
+    return list[element] if column.name == "list" else dict[str, element]
+
+
+def _value_type(schema: SchemaSpec) -> type[msgspec.Struct]:
+    fields: list[Any] = []
+    for field in schema.fields:
+        kind = python_type(field.column_type)
+        fields.append((field.name, kind) if field.required else (field.name, kind | None, None))
+    return msgspec.defstruct("Value", fields, forbid_unknown_fields=True, kw_only=True, gc=False)
+
+
+class MessageDecoder:
+    """Decodes the JSON and NDJSON of one topic's messages."""
+
+    def __init__(self, spec: TopicSpec) -> None:
+        self.columns: list[str] | None = None
+        message: type[msgspec.Struct] = RawMessage
+        body: type[msgspec.Struct] = RawBody
+        if spec.schema_ is not None:
+            self.columns = [field.name for field in spec.schema_.fields]
+            message = msgspec.defstruct(
+                "Message",
+                [
+                    ("value", _value_type(spec.schema_)),
+                    ("key", str | None, None),
+                    ("key_b64", bytes | None, None),
+                    ("headers", dict[str, str] | None, None),
+                ],
+                forbid_unknown_fields=True,
+                gc=False,
+            )
+            body = msgspec.defstruct(
+                "Body", [("messages", list[message])], forbid_unknown_fields=True  # type: ignore[valid-type]
+            )
+        self._body = msgspec.json.Decoder(body)
+        self._message = msgspec.json.Decoder(message)
+        self.message_type = message
+
+    def json(self, body: bytes) -> list[Any]:
+        """Decode `{"messages": […]}`."""
+        messages: list[Any] = self._body.decode(body).messages  # type: ignore[attr-defined]
+        return messages
+
+    def ndjson(self, body: bytes) -> list[Any]:
+        """Decode one message a line."""
+        return list(self._message.decode_lines(body))

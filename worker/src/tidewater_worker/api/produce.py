@@ -1,0 +1,210 @@
+"""Producing: from a request to an answer, with callbacks and no task per request.
+
+This is the hot path. It is called by the protocol for each produce request, and by the ordinary
+route when a request comes any other way; both get their answer through `respond`.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import parse_qsl
+
+from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.errors import Invalid, TidewaterError, TooLarge
+from tidewater_worker.api.decode import TopicDecoder
+from tidewater_worker.api.errors import error_body
+from tidewater_worker.log.group import Rows, Submission
+from tidewater_worker.log.producers import Duplicate, Request, Stored
+from tidewater_worker.node import Node
+from tidewater_worker.topic import Payload, Topic
+
+PRODUCER_HEADER: Final = b"tidewater-producer"
+SEQUENCE_HEADER: Final = b"tidewater-sequence"
+ACK_TABLE_WAIT_MS: Final = 30_000
+_DUPLICATE: Final = b',"duplicate":true'
+_QUERY: Final = frozenset({"ack", "partition", "timeout_ms"})
+log = logging.getLogger(__name__)
+
+Respond = Callable[[int, bytes, int | None], None]
+"""(status, JSON body, Retry-After in ms)."""
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class _Answer:
+    """Gathers the acks of one request's partitions."""
+
+    __slots__ = ("acks", "error", "left", "respond")
+
+    def __init__(self, left: int, respond: Callable[["_Answer"], None]) -> None:
+        self.left = left
+        self.acks: dict[int, Stored] = {}
+        self.error: TidewaterError | None = None
+        self.respond = respond
+
+    def one(self, partition: int, result: Stored | TidewaterError) -> None:
+        if isinstance(result, TidewaterError):
+            self.error = result
+        else:
+            self.acks[partition] = result
+        self.left -= 1
+        if self.left == 0:
+            self.respond(self)
+
+
+def _payload_bytes(payload: Payload) -> int:
+    if isinstance(payload, Rows):
+        return sum(len(value) for value in payload.values if value is not None) + 64 * len(
+            payload.values
+        )
+    return int(payload.nbytes)
+
+
+class Producing:
+    """Takes produce requests for a node's topics."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._decoders: dict[str, tuple[TopicSpec, TopicDecoder]] = {}
+
+    def decoder(self, topic: Topic) -> TopicDecoder:
+        """Return the decoder for a topic's present schema."""
+        name = str(topic.name)
+        known = self._decoders.get(name)
+        if known is None or known[0] is not topic.spec:
+            known = (topic.spec, TopicDecoder.of(topic.spec, self._node.settings.limits))
+            self._decoders[name] = known
+        return known[1]
+
+    def __call__(
+        self,
+        namespace: str,
+        name: str,
+        query: str,
+        headers: RawHeaders,
+        body: bytes,
+        respond: Respond,
+    ) -> None:
+        """Store a request's messages; `respond` is called once, now or later."""
+        try:
+            self._produce(namespace, name, query, headers, body, respond)
+        except TidewaterError as error:
+            respond(error.status, error_body(error), error.retry_after_ms)
+        except Exception:
+            log.exception("produce to %s/%s failed", namespace, name)
+            respond(500, b'{"error":{"reason":"Internal","message":"see the worker\'s log"}}', None)
+
+    def _produce(
+        self,
+        namespace: str,
+        name: str,
+        query: str,
+        headers: RawHeaders,
+        body: bytes,
+        respond: Respond,
+    ) -> None:
+        node = self._node
+        node.admit()
+        topic = node.topic(namespace, name)
+        limit = node.settings.limits.request_bytes_max
+        if len(body) > limit:
+            raise TooLarge("RequestTooLarge", f"a request has at most {limit} bytes")
+        asked, ack_table, timeout_ms = _options(query) if query else (None, False, 0)
+        fields = {key: value for key, value in headers}
+        request = _request(fields)
+        content_type = fields.get(b"content-type", b"").decode("latin-1")
+        texts = (
+            {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
+            if content_type == "application/octet-stream" or b"ce-specversion" in fields
+            else {}
+        )
+        payload = self.decoder(topic).decode(content_type, texts, body)
+        nbytes = _payload_bytes(payload)
+        parts = topic.route(payload, nbytes, asked, request.producer if request else None)
+        # Every partition must be able to take its share before the first one gets it.
+        appenders = [topic.partition(number).ready() for number, _ in parts]
+        answer = _Answer(
+            len(parts), lambda done: self._finish(topic, done, ack_table, timeout_ms, respond)
+        )
+        for (number, part), appender in zip(parts, appenders, strict=True):
+            submission = Submission(
+                part,
+                nbytes if len(parts) == 1 else _payload_bytes(part),
+                lambda result, number=number: answer.one(number, result),  # type: ignore[misc]
+                request,
+            )
+            try:
+                appender.offer(submission)
+            except TidewaterError as error:
+                answer.one(number, error)
+        counters = topic.counters
+        counters["requests"] += 1
+        counters["bytes"] += len(body)
+
+    def _finish(
+        self, topic: Topic, answer: _Answer, ack_table: bool, timeout_ms: int, respond: Respond
+    ) -> None:
+        if answer.error is not None:
+            topic.counters["errors"] += 1
+            respond(
+                answer.error.status, error_body(answer.error), answer.error.retry_after_ms
+            )
+            return
+        topic.counters["messages"] += sum(stored.count for stored in answer.acks.values())
+        if ack_table:
+            self._node.spawn(self._finish_in_table(topic, answer, timeout_ms, respond))
+            return
+        respond(200, b'{"acks":[' + _acks(answer) + b"]}", None)
+
+    async def _finish_in_table(
+        self, topic: Topic, answer: _Answer, timeout_ms: int, respond: Respond
+    ) -> None:
+        upto = {number: stored.offset + stored.count for number, stored in answer.acks.items()}
+        try:
+            await self._node.wait_committed(topic, upto, timeout_ms / 1000)
+        except TidewaterError as error:
+            respond(error.status, error_body(error), error.retry_after_ms)
+            return
+        snapshot = topic.state.snapshot_id if topic.state else None
+        body = b'{"acks":[%b],"snapshot_id":%b}' % (_acks(answer), str(snapshot).encode())
+        respond(200, body, None)
+
+
+def _acks(answer: _Answer) -> bytes:
+    return b",".join(
+        b'{"partition":%d,"offset":%d,"count":%d%b}'
+        % (number, stored.offset, stored.count, _DUPLICATE if type(stored) is Duplicate else b"")
+        for number, stored in sorted(answer.acks.items())
+    )
+
+
+def _request(fields: dict[bytes, bytes]) -> Request | None:
+    producer, sequence = fields.get(PRODUCER_HEADER), fields.get(SEQUENCE_HEADER)
+    if producer is None and sequence is None:
+        return None
+    if producer is None or sequence is None:
+        raise Invalid(
+            "InvalidProducer", "Tidewater-Producer and Tidewater-Sequence go together"
+        )
+    if not sequence.isdigit():
+        raise Invalid("InvalidSequence", "Tidewater-Sequence is a number from 0 on")
+    return Request(producer.decode("latin-1"), int(sequence))
+
+
+def _options(query: str) -> tuple[int | None, bool, int]:
+    asked: int | None = None
+    ack_table = False
+    timeout_ms = ACK_TABLE_WAIT_MS
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in _QUERY:
+            raise Invalid("UnknownParameter", f"produce takes ack, partition, timeout_ms, not {name!r}")
+        if name == "ack":
+            if value not in ("log", "table"):
+                raise Invalid("InvalidParameter", f"ack is log or table, not {value!r}")
+            ack_table = value == "table"
+        elif not (value.isascii() and value.isdigit()):
+            raise Invalid("InvalidParameter", f"{name} is a number from 0 on, not {value!r}")
+        elif name == "partition":
+            asked = int(value)
+        else:
+            timeout_ms = min(int(value), 600_000)
+    return asked, ack_table, timeout_ms

@@ -1,0 +1,261 @@
+"""Everything but the hot path: reading, metadata, flush, health, metrics; and producing, for the
+requests that do not take the short way of `protocol`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+import pyarrow as pa
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+
+from tidewater_core.errors import Invalid, TidewaterError, TooLarge
+from tidewater_worker import __doc__ as worker_doc
+from tidewater_worker import stats
+from tidewater_worker.api import decode, encode
+from tidewater_worker.api.errors import error_body, retry_after_seconds
+from tidewater_worker.api.produce import Producing
+from tidewater_worker.metrics import render
+from tidewater_worker.node import Node
+from tidewater_worker.reading import PartitionReader, position
+from tidewater_worker.schema import table_arrow_schema
+from tidewater_worker.topic import Topic
+
+READ_ROWS_DEFAULT: Final = 100
+STREAM_ROWS_DEFAULT: Final = 1_000_000
+JSON_TYPE: Final = "application/json"
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type=JSON_TYPE)
+
+
+def _error(error: TidewaterError) -> Response:
+    headers = {}
+    if error.retry_after_ms is not None:
+        headers["retry-after"] = str(retry_after_seconds(error.retry_after_ms))
+    return Response(error_body(error), error.status, headers, JSON_TYPE)
+
+
+def _timestamp_us(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text) * 1000
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        parsed = None
+    if parsed is None or parsed.tzinfo is None:
+        raise Invalid(
+            "InvalidTimestamp",
+            "timestamp is milliseconds since 1970 or ISO 8601 with a time zone, "
+            f"such as 2026-01-31T12:00:00Z; not {text[:40]!r}",
+        )
+    return round(parsed.timestamp() * 1_000_000)
+
+
+def make_app(node: Node, producing: Producing) -> FastAPI:
+    """Build the application."""
+    app = FastAPI(title="Tidewater worker", description=worker_doc, version="v1", docs_url=None)
+
+    @app.exception_handler(TidewaterError)
+    async def refused(_request: Request, error: TidewaterError) -> Response:
+        return _error(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return _error(Invalid("InvalidParameter", f"{where}: {first['msg']}"))
+
+    @app.exception_handler(404)
+    async def unknown(request: Request, _error_: Exception) -> Response:
+        path = request.url.path
+        return _json({"error": {"reason": "NotFound", "message": f"nothing is at {path}"}}, 404)
+
+    @app.exception_handler(405)
+    async def wrong_method(request: Request, _error_: Exception) -> Response:
+        message = f"{request.method} is not taken at {request.url.path}"
+        return _json({"error": {"reason": "MethodNotAllowed", "message": message}}, 405)
+
+    _add_health(app, node)
+    _add_topics(app, node)
+    _add_reading(app, node)
+    _add_producing(app, node, producing)
+    return app
+
+
+def _add_health(app: FastAPI, node: Node) -> None:
+    @app.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        """Tell that the process answers."""
+        return "ok\n"
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Tell whether every partition takes messages; 503 while one does not."""
+        waiting = stats.not_ready(node)
+        if waiting or node.is_draining:
+            return _json({"ready": False, "waiting": waiting}, 503)
+        return _json({"ready": True})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        """Return metrics in the Prometheus text format."""
+        return render(node)
+
+
+def _add_topics(app: FastAPI, node: Node) -> None:
+    @app.get("/v1/topics")
+    async def topics() -> Response:
+        """List the topics."""
+        return _json({"topics": [stats.summary(topic) for topic in node.topics.values()]})
+
+    @app.get("/v1/{namespace}/{name}")
+    async def topic(namespace: str, name: str) -> Response:
+        """Return a topic's metadata: partitions, owners, offsets, frontier."""
+        return _json(stats.metadata(node, node.topic(namespace, name)))
+
+    @app.get("/v1/{namespace}/{name}/stats")
+    async def topic_stats(namespace: str, name: str) -> Response:
+        """Return rates, latencies, log and table health."""
+        return _json(await stats.full(node, node.topic(namespace, name)))
+
+    @app.post("/v1/{namespace}/{name}/flush")
+    async def flush(namespace: str, name: str, timeout_ms: int = Query(30_000, ge=1)) -> Response:
+        """Make everything acknowledged so far visible in the table."""
+        topic = node.topic(namespace, name)
+        bounded = min(timeout_ms, node.settings.limits.flush_wait_max.ms)
+        return _json(await _flush(node, topic, bounded / 1000))
+
+
+async def _flush(node: Node, topic: Topic, timeout_s: float) -> dict[str, Any]:
+    upto = {}
+    for number, partition in topic.partitions.items():
+        appender = partition.readable()
+        await appender.make_durable()
+        upto[number] = appender.durable_end
+    node.tell_durable()
+    result = await node.link.flush(str(topic.name), upto, timeout_s)
+    frontier = {str(number): end for number, end in result.frontier.items()}
+    return {"snapshot_id": result.snapshot_id, "frontier": frontier}
+
+
+def _add_reading(app: FastAPI, node: Node) -> None:
+    @app.get("/v1/{namespace}/{name}/messages")
+    async def read(
+        request: Request,
+        namespace: str,
+        name: str,
+        partition: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int | None, Query(ge=0)] = None,
+        timestamp: str | None = None,
+        limit: Annotated[int | None, Query(ge=1)] = None,
+        wait_ms: Annotated[int, Query(ge=0)] = 0,
+    ) -> Response:
+        """Read messages of one partition without a subscription, as JSON, NDJSON or Arrow."""
+        if offset is not None and timestamp is not None:
+            raise Invalid("InvalidParameter", "give offset or timestamp, not both")
+        topic = node.topic(namespace, name)
+        owned = topic.partition(partition)
+        begin = await position(node, topic, owned, offset, _timestamp_us(timestamp))
+        if wait_ms:
+            bounded = min(wait_ms, node.settings.limits.wait_max.ms)
+            await owned.readable().wait_past(begin, bounded / 1000)
+        reader = PartitionReader(node, topic, owned, begin)
+        accept = request.headers.get("accept", "")
+        if decode.ARROW in accept:
+            schema = table_arrow_schema(topic.spec)
+            body = _arrow_body(schema, reader, limit or STREAM_ROWS_DEFAULT)
+            return StreamingResponse(await _begun(body), media_type=decode.ARROW)
+        if decode.NDJSON in accept:
+            body = _ndjson_body(reader, limit or STREAM_ROWS_DEFAULT)
+            return StreamingResponse(await _begun(body), media_type=decode.NDJSON)
+        rows = min(limit or READ_ROWS_DEFAULT, node.settings.limits.read_rows_max)
+        return await _json_body(reader, rows, node.settings.limits.read_bytes_max)
+
+
+async def _begun(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Wait for the first piece, so that an error before it still becomes a status code."""
+    try:
+        first = await anext(body)
+    except StopAsyncIteration:
+        first = b""
+
+    async def rest() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in body:
+            yield piece
+
+    return rest()
+
+
+async def _arrow_body(
+    schema: pa.Schema, reader: PartitionReader, limit: int
+) -> AsyncIterator[bytes]:
+    pieces = [encode.arrow_schema_message(schema)]
+    async for batch in reader.batches(limit):
+        pieces.append(encode.arrow_batch_message(batch))
+        yield b"".join(pieces)
+        pieces.clear()
+    yield b"".join([*pieces, encode.ARROW_END])
+
+
+async def _ndjson_body(reader: PartitionReader, limit: int) -> AsyncIterator[bytes]:
+    async for batch in reader.batches(limit):
+        for begin in range(0, batch.num_rows, 1000):
+            yield encode.ndjson(batch.slice(begin, 1000))
+            await asyncio.sleep(0)  # others have their turn between the pieces
+
+
+async def _json_body(reader: PartitionReader, limit: int, bytes_max: int) -> Response:
+    messages: list[dict[str, Any]] = []
+    size = 0
+    begin = reader.offset
+    async for batch in reader.batches(limit):
+        room = batch
+        if size and size + batch.nbytes > bytes_max:
+            break
+        if batch.nbytes > bytes_max:
+            per_row = max(batch.nbytes // batch.num_rows, 1)
+            room = batch.slice(0, max(bytes_max // per_row, 1))
+        messages.extend(encode.to_messages(room))
+        size += room.nbytes
+        if room is not batch or size >= bytes_max:
+            break
+    return _json(
+        {
+            "messages": messages,
+            "next_offset": begin + len(messages),
+            "end_offset": reader.partition.readable().end,
+        }
+    )
+
+
+def _add_producing(app: FastAPI, node: Node, producing: Producing) -> None:
+    @app.post("/v1/{namespace}/{name}/messages")
+    async def produce(request: Request, namespace: str, name: str) -> Response:
+        """Store messages: JSON, NDJSON, Arrow IPC, raw bytes or CloudEvents."""
+        limit = node.settings.limits.request_bytes_max
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise TooLarge("RequestTooLarge", f"a request has at most {limit} bytes")
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+        def respond(status: int, data: bytes, retry_ms: int | None) -> None:
+            headers = {}
+            if retry_ms is not None:
+                headers["retry-after"] = str(retry_after_seconds(retry_ms))
+            if not answer.done():
+                answer.set_result(Response(data, status, headers, JSON_TYPE))
+
+        raw = [(bytes(key), bytes(value)) for key, value in request.scope["headers"]]
+        query = request.scope["query_string"].decode("latin-1")
+        producing(namespace, name, query, raw, bytes(body), respond)
+        return await answer

@@ -1,0 +1,1 @@
+"""Subcommands that the worker adds to `tidewater`."""

@@ -1,0 +1,103 @@
+"""`tidewater dev`: everything in one command, nothing else needed."""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tidewater_core.errors import Invalid
+from tidewater_core.settings import WorkerSettings, embedded
+from tidewater_worker.cli.worker import register, start
+from tidewater_worker.coordination.sqlite import SqliteCoordination
+
+NAME = "dev"
+HELP = "run a worker on this machine: SQLite catalog, local warehouse, no other server"
+QUICKSTART = """\
+apiVersion: tidewater.dev/v1alpha1
+kind: Topic
+metadata: {name: quickstart, namespace: default}
+spec: {}
+"""
+READY_WAIT_S = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where everything is kept")
+    parser.add_argument("--listen", default="127.0.0.1:8080", help="address of the HTTP API")
+    parser.add_argument(
+        "-f",
+        "--filename",
+        type=Path,
+        action="append",
+        default=[],
+        help="Topic and Subscription manifests, as for kubectl apply (repeatable)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until Ctrl-C or SIGTERM."""
+    for path in args.filename:
+        if not path.is_file():
+            raise Invalid("NoSuchFile", f"there is no manifest {path}")
+    settings = embedded(args.data, args.listen)
+    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    register(settings, args.filename)
+    _ensure_a_topic(settings)
+    (settings.run_dir / "edge.addr").unlink(missing_ok=True)
+    if os.fork() == 0:
+        os._exit(_announce(settings))
+    return start(settings, [])
+
+
+def _ensure_a_topic(settings: WorkerSettings) -> None:
+    path = settings.coordination_path
+    assert path is not None
+    registry = SqliteCoordination(path)
+    empty = not registry.topics()
+    registry.close()
+    if empty:
+        manifest = settings.run_dir / "quickstart.yaml"
+        manifest.write_text(QUICKSTART)
+        register(settings, [manifest])
+
+
+def _announce(settings: WorkerSettings) -> int:
+    """Wait until the worker is ready, then say how to use it (a short-lived child's work)."""
+    address = settings.run_dir / "edge.addr"
+    deadline = time.monotonic() + READY_WAIT_S
+    parent = os.getppid()
+    while time.monotonic() < deadline and os.getppid() == parent:
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            url = f"http://{address.read_text().strip()}"
+            with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310  (our own address)
+                sys.stdout.write(_greeting(settings, url))
+                sys.stdout.flush()
+                return 0
+        time.sleep(0.1)
+    return 1
+
+
+def _greeting(settings: WorkerSettings, url: str) -> str:
+    path = settings.coordination_path
+    assert path is not None
+    registry = SqliteCoordination(path)
+    topics = [found.topic for found in registry.topics()]
+    registry.close()
+    topic = "default/quickstart" if "default/quickstart" in topics else topics[0]
+    data = settings.log_root.parent
+    return f"""
+Tidewater is ready at {url}  (topics: {", ".join(topics[:8])}{" …" if len(topics) > 8 else ""})
+
+  produce:  curl -s {url}/v1/{topic}/messages -H 'content-type: application/json' \\
+              -d '{{"messages": [{{"key": "k1", "value": "hello"}}]}}'
+  read:     curl -s '{url}/v1/{topic}/messages?offset=0'
+  flush:    curl -s -X POST {url}/v1/{topic}/flush
+
+The table {topic.replace("/", ".")} is in the Iceberg catalog {data}/catalog.db. Ctrl-C stops.
+
+"""

@@ -1,0 +1,91 @@
+"""`tidewater worker`: run a worker from a settings file, as the operator does."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from tidewater_core.clock import SystemIds
+from tidewater_core.crd.change import topic_change_problems
+from tidewater_core.crd.manifest import load_manifests
+from tidewater_core.crd.topic import Topic, TopicSpec
+from tidewater_core.errors import Invalid
+from tidewater_core.settings import WorkerSettings
+from tidewater_worker.coordination.sqlite import SqliteCoordination
+from tidewater_worker.supervisor import supervise
+
+NAME = "worker"
+HELP = "run a worker from a settings file"
+_PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        required=True,
+        help="JSON file of the worker's settings; ${NAME} in it stands for an environment variable",
+    )
+    parser.add_argument(
+        "-f",
+        "--filename",
+        type=Path,
+        action="append",
+        default=[],
+        help="Topic manifests to register before the start (repeatable)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until SIGTERM."""
+    settings = WorkerSettings.from_json(expand(args.settings.read_text(), dict(os.environ)))
+    return start(settings, args.filename)
+
+
+def expand(text: str, environment: dict[str, str]) -> str:
+    """Replace ${NAME} by the variable's value as part of a JSON string; refuse a missing one."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise Invalid("MissingVariable", f"the settings need the variable {match[1]}")
+        return environment[match[1]].replace("\\", "\\\\").replace('"', '\\"')
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def register(settings: WorkerSettings, manifests: list[Path]) -> list[str]:
+    """Put the topics of manifests into the registry; return their names."""
+    path = settings.coordination_path
+    if path is None:
+        raise Invalid("NoEtcdYet", "manifests can be registered in an SQLite file only")
+    registry = SqliteCoordination(path)
+    try:
+        known = {found.topic: found for found in registry.topics()}
+        registered = []
+        for manifest in manifests:
+            for item in load_manifests(manifest.read_text()):
+                if not isinstance(item, Topic):
+                    continue
+                name = str(item.name)
+                if name in known:
+                    problems = topic_change_problems(
+                        TopicSpec.from_json(known[name].spec), item.spec
+                    )
+                    if problems:
+                        raise Invalid("InvalidChange", f"{name}: {'; '.join(problems)}")
+                registry.register(name, item.spec.to_json(), str(SystemIds().uuid()))
+                registered.append(name)
+    finally:
+        registry.close()
+    return registered
+
+
+def start(settings: WorkerSettings, manifests: list[Path]) -> int:
+    """Register the manifests, write the settings where the processes find them, and supervise."""
+    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    register(settings, manifests)
+    path = settings.run_dir / "settings.json"
+    path.touch(mode=0o600)  # it may hold the catalog's credentials
+    path.write_text(settings.to_json())
+    return supervise(path, settings.run_dir, settings.shutdown_deadline.seconds)

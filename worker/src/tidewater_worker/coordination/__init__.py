@@ -1,0 +1,1 @@
+"""Who owns what: topic registry and ownership epochs, behind one small port."""

@@ -1,0 +1,96 @@
+"""The edge process: log and HTTP. `python -m tidewater_worker.edge SETTINGS.json`."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from tidewater_core.clock import SystemClock
+from tidewater_core.settings import WorkerSettings
+from tidewater_worker.api.produce import Producing
+from tidewater_worker.api.protocol import make_protocol
+from tidewater_worker.api.routes import make_app
+from tidewater_worker.coordination.sqlite import SqliteCoordination
+from tidewater_worker.node import Node
+
+KEEP_ALIVE_S: Final = 75
+SWITCH_INTERVAL_S: Final = 0.0002
+"""A sync thread that comes back from fdatasync waits this long at most for a busy event loop to
+let it report; Python's default of 5 ms would be the ack latency under load."""
+log = logging.getLogger(__name__)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(1024)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: the node drains between the two halves of a stop."""
+
+    def install_signal_handlers(self) -> None:
+        """Leave signals to `serve`."""
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Serve until SIGTERM; then drain."""
+    if settings.coordination_path is None:
+        raise SystemExit("coordination by etcd is not available yet: give the path of an SQLite file")
+    node = Node(settings, SqliteCoordination(settings.coordination_path), SystemClock())
+    producing = Producing(node)
+    config = uvicorn.Config(
+        make_app(node, producing),
+        http=make_protocol(node, producing),
+        loop="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, settings.shutdown_deadline.ms // 2000),
+        ws="none",
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await node.start()
+    listener = _listen(settings.listen_host, settings.listen_port)
+    address = listener.getsockname()
+    (settings.run_dir / "edge.addr").write_text(f"{address[0]}:{address[1]}\n")
+    log.info("listening on http://%s:%s", address[0], address[1])
+    serving = asyncio.create_task(server._serve([listener]))  # noqa: SLF001  (serve() takes signals)
+    await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when="FIRST_COMPLETED")
+    log.info("draining")
+    node.is_draining = True
+    server.should_exit = True
+    await serving
+    async with asyncio.timeout(settings.shutdown_deadline.seconds):
+        await node.stop()
+
+
+def main() -> None:
+    """Run the edge with the settings file that the first argument names."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s edge %(levelname)s %(message)s"
+    )
+    settings = WorkerSettings.from_json(Path(sys.argv[1]).read_text())
+    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    uvloop.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The local socket between the edge and the table process."""

@@ -1,0 +1,185 @@
+"""The edge's end of the local socket: reconnects for ever, and says everything again when it does."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from tidewater_core.errors import Retryable, TidewaterError
+from tidewater_worker.link import wire
+from tidewater_worker.ports import FlushResult, TopicAssignment, TopicState
+
+RECONNECT_S: Final = 0.05
+RECONNECT_S_MAX: Final = 1.0
+CALL_TIMEOUT_S: Final = 30.0
+READ_BUFFER_BYTES: Final = 8 * 1024 * 1024
+log = logging.getLogger(__name__)
+
+
+def _away() -> Retryable:
+    return Retryable("TableProcessAway", "the table process is restarting", 200)
+
+
+class TableLink:
+    """Calls and notices between the edge and the table process."""
+
+    def __init__(
+        self,
+        socket_path: Path,
+        assignments: Callable[[], list[TopicAssignment]],
+        on_state: Callable[[TopicState], None],
+    ) -> None:
+        self._path = socket_path
+        self._assignments = assignments
+        self._on_state = on_state
+        self._writer: asyncio.StreamWriter | None = None
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._ids = count(1)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether the table process is there."""
+        return self._writer is not None
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._task = asyncio.create_task(self._stay_connected())
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def assign(self) -> None:
+        """Tell the table process what is owned now."""
+        self._send({"op": "assign", "topics": self._assignments()})
+
+    def durable(self, ends: dict[str, dict[int, int]]) -> None:
+        """Tell how far partitions are durable."""
+        self._send({"op": "durable", "ends": ends})
+
+    async def flush(self, topic: str, upto: dict[int, int], timeout_s: float) -> FlushResult:
+        """Commit until every frontier reaches `upto`."""
+        result = await self._call(
+            {"op": "flush", "topic": topic, "upto": upto, "timeout_s": timeout_s},
+            timeout_s + CALL_TIMEOUT_S,
+        )
+        return msgspec.convert(result, FlushResult, str_keys=True)
+
+    async def stats(self, topic: str) -> dict[str, Any]:
+        """Return the table's health."""
+        result: dict[str, Any] = await self._call({"op": "stats", "topic": topic})
+        return result
+
+    async def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
+        """Return the first offset in the table not before a time."""
+        result: int | None = await self._call(
+            {"op": "offset_at", "topic": topic, "partition": partition,
+             "timestamp_us": timestamp_us}
+        )  # fmt: skip
+        return result
+
+    async def history(
+        self, topic: str, partition: int, start: int, end: int, max_rows: int
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Read a range of offsets from the table, in order."""
+        call_id = next(self._ids)
+        message: dict[str, Any] = {
+            "op": "history", "topic": topic, "partition": partition, "start": start, "end": end,
+            "max_rows": max_rows,
+        }  # fmt: skip
+        finished = False
+        try:
+            while True:
+                piece = await self._call(message, CALL_TIMEOUT_S, call_id)
+                if piece is None:
+                    finished = True
+                    return
+                with pa.ipc.open_stream(piece) as reader:
+                    for batch in reader:
+                        yield batch
+                message = {"op": "more"}
+        finally:
+            if not finished:
+                self._send({"op": "cancel", "id": call_id})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(wire.pack_json(message))
+
+    async def _call(
+        self, message: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S, call_id: int = 0
+    ) -> Any:  # noqa: ANN401  (each call has its own result)
+        if self._writer is None:
+            raise _away()
+        call_id = call_id or next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send({"id": call_id, **message})
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise Retryable(
+                "TableProcessSlow", f"no answer to {message['op']} within {timeout_s:.0f} s"
+            ) from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def _stay_connected(self) -> None:
+        wait_s = RECONNECT_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(
+                    str(self._path), limit=READ_BUFFER_BYTES
+                )
+            except OSError:
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, RECONNECT_S_MAX)
+                continue
+            wait_s = RECONNECT_S
+            self._writer = writer
+            self.assign()
+            try:
+                await self._read(reader)
+            except (OSError, EOFError, ValueError) as error:
+                log.warning("the table process went away: %s", error or type(error).__name__)
+            finally:
+                self._writer = None
+                writer.close()
+                for future in self._calls.values():
+                    if not future.done():
+                        future.set_exception(_away())
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            length, kind = wire.unpack_head(await reader.readexactly(wire.HEAD_BYTES))
+            payload = await reader.readexactly(length)
+            if kind == wire.ARROW:
+                call_id, stream = wire.unpack_arrow(payload)
+                self._resolve(call_id, stream)
+                continue
+            message = msgspec.json.decode(payload)
+            if "state" in message:
+                self._on_state(msgspec.convert(message["state"], TopicState, str_keys=True))
+            elif "error" in message:
+                self._resolve(message["id"], TidewaterError.from_json(message["error"]))
+            else:
+                self._resolve(message["id"], message["result"])
+
+    def _resolve(self, call_id: int, result: Any) -> None:  # noqa: ANN401
+        future = self._calls.get(call_id)
+        if future is None or future.done():
+            return
+        if isinstance(result, TidewaterError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,0 +1,1 @@
+"""The write-ahead log: segments of Arrow batches, one directory per partition."""

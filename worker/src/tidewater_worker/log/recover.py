@@ -1,0 +1,268 @@
+"""Opening a partition's log after a stop of any kind.
+
+Only the last segment can be torn, and only at its end: all before was sealed and fsynced. So:
+* sealed segments must follow each other without a gap; one whose index is missing is read whole;
+* the last segment is read whole and every frame checked. A torn tail after its last valid frame
+  is copied to `<segment>.broken` and cut;
+* damage to what may be acknowledged is refused (G7): a bad frame with a valid one *behind* it, or
+  a last frame that is all there but wrong. A write that was cut short leaves the zeros that stood
+  there before, in whole sectors or up to the end of the file; a flipped bit does not.
+Nothing is decided from a file's length.
+"""
+
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from tidewater_core import names
+from tidewater_core.errors import Corrupt
+from tidewater_worker.log import frame as fmt
+from tidewater_worker.log import index as idx
+from tidewater_worker.log.producers import Producers, Request, Stored
+from tidewater_worker.log.reader import list_segments, segment_name
+from tidewater_worker.log.segment import fsync_directory
+
+PRODUCERS_SUFFIX: Final = ".producers"
+BROKEN_SUFFIX: Final = ".broken"
+PADDING_BYTES_MAX: Final = 64
+"""A body may end with this many zeros, which look like the preallocated ones behind it."""
+SECTOR_BYTES: Final = 512
+"""A disk writes this much whole or not at all."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment of the log as the writer knows it."""
+
+    base_offset: int
+    index: idx.SparseIndex
+    sealed_at_us: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        """Return the offset after its last message."""
+        return self.index.end_offset
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a log directory holds."""
+
+    segments: list[Segment] = field(default_factory=list)
+    next_offset: int = 0
+    last_time_us: int = 0
+    producers: Producers = field(default_factory=Producers)
+    schema: pa.Schema | None = None
+    """Of the last segment; another one asks for rotation."""
+    cut_bytes: int = 0
+    """Bytes of a torn tail that were moved to a `.broken` file."""
+
+
+def save_producers(directory: Path, base_offset: int, producers: Producers) -> None:
+    """Write the producers as they are before `base_offset`, durably."""
+    data = producers.to_bytes()
+    path = directory / f"{base_offset:020d}{PRODUCERS_SUFFIX}"
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(zlib.crc32(data).to_bytes(4, "little") + data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def load_producers(directory: Path, base_offset: int) -> Producers | None:
+    """Read the producers saved at `base_offset`; None if there is no whole file."""
+    try:
+        data = (directory / f"{base_offset:020d}{PRODUCERS_SUFFIX}").read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "little") != data[:4]:
+        return None
+    return Producers.from_bytes(data[4:])
+
+
+def replay_producers(producers: Producers, base_offset: int, batch: pa.RecordBatch) -> None:
+    """Note the requests of one frame."""
+    column = batch.column(names.TW_PRODUCER)
+    begin = 0
+    for end, value in zip(column.run_ends.to_pylist(), column.values.to_pylist(), strict=True):
+        if value is not None:
+            producers.store(Request.decode(value), Stored(base_offset + begin, end - begin))
+        begin = end
+
+
+def find_valid_frame(data: fmt.Bytes, after: int, offset: int) -> int | None:
+    """Look behind bad bytes for a valid frame of a later offset; return its byte."""
+    used = len(bytes(data).rstrip(b"\0"))
+    for at in range(after + fmt.ALIGN_BYTES, used - fmt.FRAME_HEAD_BYTES, fmt.ALIGN_BYTES):
+        base, size = fmt.peek_frame(data, at)
+        # A cheap look at the head first: a checksum of every position would take minutes.
+        if (
+            size
+            and offset < base < offset + 2**32
+            and at + size <= len(data)
+            and isinstance(fmt.decode_frame(data, at), fmt.Frame)
+        ):
+            return at
+    return None
+
+
+def is_torn(data: fmt.Bytes, at: int, offset: int) -> bool:
+    """Tell a write that was cut short from damage to a whole frame, for the log's last frame."""
+    view = memoryview(data)
+    used = len(bytes(view[at:]).rstrip(b"\0"))
+    # Were only the head's length or offset damaged, the rest would still match its checksum.
+    whole = -(-used // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
+    for length in range(whole, whole + PADDING_BYTES_MAX, fmt.ALIGN_BYTES):
+        body = view[at + fmt.FRAME_HEAD_BYTES : at + length]
+        if body and fmt.encode_frame_head(offset, body)[12:16] == view[at + 12 : at + 16]:
+            return False
+    _, size = fmt.peek_frame(data, at)
+    end = at + size if size else at + used
+    if end > len(data):
+        return True
+    pieces = [at, *range(-(-(at + 1) // SECTOR_BYTES) * SECTOR_BYTES, end, SECTOR_BYTES), end]
+    return any(
+        not any(view[begin:stop]) for begin, stop in zip(pieces, pieces[1:], strict=False)
+    )
+
+
+def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
+    data = path.read_bytes()
+    header = fmt.decode_header(data, path.name)
+    into.schema = header.schema
+    index = idx.SparseIndex()
+    index.end_offset, index.size = header.base_offset, header.size
+    buffer = pa.py_buffer(data)
+    at = header.size
+    while isinstance(decoded := fmt.decode_frame(data, at), fmt.Frame):
+        if decoded.base_offset != index.end_offset:
+            decoded = fmt.Torn(at, f"offset {decoded.base_offset}, expected {index.end_offset}")
+            break
+        body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
+        batch = pa.ipc.read_record_batch(body, header.schema)
+        time_us = idx.first_time_us(batch)
+        index.note(decoded.base_offset, batch.num_rows, at, decoded.end_at, time_us)
+        replay_producers(into.producers, decoded.base_offset, batch)
+        at = decoded.end_at
+    if isinstance(decoded, fmt.Torn):
+        behind = find_valid_frame(data, at, index.end_offset)
+        if behind is not None:
+            raise Corrupt(
+                "FrameCorrupt",
+                f"{path} byte {at}: {decoded.why}, and a valid frame follows at byte {behind}: "
+                f"damage from offset {index.end_offset} on, not a torn tail; nothing was changed",
+            )
+        if not is_torn(data, at, index.end_offset):
+            raise Corrupt(
+                "FrameCorrupt",
+                f"{path} byte {at}: {decoded.why}, but the frame is all there: damage to offset "
+                f"{index.end_offset}, not a torn tail; nothing was changed",
+            )
+        into.cut_bytes = len(data.rstrip(b"\0")) - at
+        if repair:
+            _cut(path, data, at)
+    elif any(data[at:].lstrip(b"\0")[:1]):
+        raise Corrupt("FrameCorrupt", f"{path} byte {at}: bytes behind the end of the log")
+    return Segment(header.base_offset, index)
+
+
+def _cut(path: Path, data: bytes, at: int) -> None:
+    """Keep the torn bytes as evidence, then cut them."""
+    broken = path.with_name(path.name + BROKEN_SUFFIX)
+    number = 0
+    while broken.exists():
+        number += 1
+        broken = path.with_name(f"{path.name}{BROKEN_SUFFIX}.{number}")
+    with broken.open("wb") as file:
+        file.write(data[at:].rstrip(b"\0"))
+        file.flush()
+        os.fsync(file.fileno())
+    with path.open("r+b") as file:
+        file.truncate(at)
+        os.fsync(file.fileno())
+    fsync_directory(path.parent)
+
+
+def _sealed(path: Path) -> Segment:
+    index = idx.load(path)
+    if index is None:
+        data = path.read_bytes()
+        header = fmt.decode_header(data, path.name)
+        index = idx.rebuild(data, header, str(path))
+        path.with_suffix(idx.SUFFIX).write_bytes(index.to_bytes())
+    return Segment(int(path.stem), index, int(path.stat().st_mtime * 1e6))
+
+
+def _is_unborn(path: Path, is_last: bool) -> bool:
+    """Tell whether a crash came between making the last segment's file and its header."""
+    if not is_last:
+        return False
+    try:
+        fmt.decode_header(path.read_bytes(), path.name)
+    except Corrupt as error:
+        # The header is fsynced before the first frame is written: without one, no message.
+        return error.reason == "SegmentHeaderTorn"
+    return False
+
+
+def recover(directory: Path, topic_uuid: UUID, partition: int, *, repair: bool = True) -> Recovered:
+    """Read what a partition directory holds; cut a torn tail; refuse damage."""
+    into = Recovered()
+    bases = list_segments(directory)
+    if bases and _is_unborn(directory / segment_name(bases[-1]), True):
+        if repair:
+            (directory / segment_name(bases[-1])).unlink()
+        bases.pop()
+    for i, base in enumerate(bases):
+        path = directory / segment_name(base)
+        is_last = i == len(bases) - 1
+        if is_last:
+            header = fmt.decode_header(path.read_bytes()[: fmt.SCHEMA_BYTES_MAX], path.name)
+            if (header.topic_uuid, header.partition) != (topic_uuid, partition):
+                raise Corrupt(
+                    "ForeignLog",
+                    f"{path} belongs to topic {header.topic_uuid} partition {header.partition}, "
+                    f"not to {topic_uuid} partition {partition}",
+                )
+            into.producers = _producers_before(directory, bases)
+            segment = _scan_last(path, into, repair=repair)
+        else:
+            segment = _sealed(path)
+            if segment.end_offset != bases[i + 1]:
+                raise Corrupt(
+                    "LogGap",
+                    f"{directory}: segment {base} ends at offset {segment.end_offset}, "
+                    f"the next begins at {bases[i + 1]}",
+                )
+        into.segments.append(segment)
+    if into.segments:
+        into.next_offset = into.segments[-1].end_offset
+        into.last_time_us = max(segment.index.last_time_us for segment in into.segments)
+    return into
+
+
+def _producers_before(directory: Path, bases: list[int]) -> Producers:
+    """Return the producers as they were when the last segment began."""
+    saved = load_producers(directory, bases[-1])
+    if saved is not None:
+        return saved
+    producers = Producers()
+    for base in bases[:-1]:
+        path = directory / segment_name(base)
+        data = path.read_bytes()
+        header = fmt.decode_header(data, path.name)
+        buffer = pa.py_buffer(data)
+        at = header.size
+        while isinstance(decoded := fmt.decode_frame(data, at), fmt.Frame):
+            body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
+            replay_producers(
+                producers, decoded.base_offset, pa.ipc.read_record_batch(body, header.schema)
+            )
+            at = decoded.end_at
+    return producers

@@ -1,0 +1,69 @@
+"""The memory tail: the newest frames of a partition, for readers that follow it live."""
+
+from bisect import bisect_right
+from typing import Final
+
+import pyarrow as pa
+
+from tidewater_worker.log.group import EncodedFrame
+from tidewater_worker.log.reader import LogBatch
+
+COMPACT_AFTER: Final = 1024
+
+
+class Tail:
+    """Acknowledged frames in memory, newest last, at most `bytes_max` of them."""
+
+    def __init__(self, start: int, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bases: list[int] = []
+        self._frames: list[EncodedFrame] = []
+        self._head = 0
+        self.nbytes = 0
+        self.start = start
+        """First offset in memory; below it a reader goes to the segments."""
+        self.end = start
+
+    def append(self, frames: list[EncodedFrame]) -> None:
+        """Add frames that are acknowledged, drop the oldest past the bound."""
+        for frame in frames:
+            assert frame.base_offset == self.end, "the tail is contiguous"
+            self._bases.append(frame.base_offset)
+            self._frames.append(frame)
+            self.nbytes += frame.nbytes
+            self.end += frame.rows
+        while self.nbytes > self._bytes_max and self._head < len(self._frames):
+            dropped = self._frames[self._head]
+            self._frames[self._head] = _DROPPED  # the list itself is cut in larger steps
+            self._head += 1
+            self.nbytes -= dropped.nbytes
+            self.start = dropped.base_offset + dropped.rows
+        if self._head >= COMPACT_AFTER:
+            del self._bases[: self._head], self._frames[: self._head]
+            self._head = 0
+
+    def read(self, offset: int, end: int, max_bytes: int) -> list[LogBatch]:
+        """Return frames from the one that holds `offset`; empty if it is not in memory."""
+        if not self.start <= offset < min(end, self.end):
+            return []
+        i = bisect_right(self._bases, offset, lo=self._head) - 1
+        found: list[LogBatch] = []
+        while i < len(self._frames) and max_bytes > 0 and self._bases[i] < end:
+            frame = self._frames[i]
+            batch = pa.ipc.read_record_batch(frame.body, frame.schema)
+            found.append(LogBatch(frame.base_offset, frame.rows, batch, frame.body.size))
+            max_bytes -= frame.body.size
+            i += 1
+        return found
+
+    def offset_at(self, time_us: int) -> int | None:
+        """Return the first offset in memory not before `time_us`; None: look elsewhere."""
+        frames = self._frames[self._head :]
+        if not frames or frames[0].time_us >= time_us:
+            return None
+        # All rows of a frame share its time, so frames are enough.
+        i = bisect_right(frames, time_us - 1, key=lambda frame: frame.time_us)
+        return frames[i].base_offset if i < len(frames) else self.end
+
+
+_DROPPED: Final = EncodedFrame(-1, 0, b"", pa.py_buffer(b""), pa.schema([]), 0)

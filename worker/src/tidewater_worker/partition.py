@@ -1,0 +1,162 @@
+"""One partition that this worker owns: from its lock to its last acknowledgement.
+
+    opening ──(frontier known, or the log alone is enough)──▶ open ──▶ closed
+       └─────────────── refused (locked, corrupt, fenced, stopped) ◀──┘
+
+An empty log cannot know where to begin: a table kept from before may have rows, so it waits for
+the frontier. A log with messages knows its end; it waits a moment for the frontier all the same,
+since a table that is ahead of its log (an import, a disk that lied) must not get an offset twice.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidewater_core.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    Overloaded,
+    Retryable,
+    TidewaterError,
+)
+from tidewater_worker.log.appender import Appender
+from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase
+
+FRONTIER_WAIT_S: Final = 5.0
+"""How long a log with messages waits to hear from the table before it goes on without."""
+log = logging.getLogger(__name__)
+
+
+class DirectoryLock:
+    """The lock on a partition's log directory: one process appends (G5)."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise Fenced("LogLocked", f"another process holds the log in {directory}") from None
+
+    def release(self) -> None:
+        """Let the next process in."""
+        os.close(self._fd)
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition and what is known about it."""
+
+    topic: str
+    number: int
+    directory: Path
+    epoch: int = 0
+    lock: DirectoryLock | None = None
+    appender: Appender | None = None
+    table: PartitionState = field(default_factory=PartitionState)
+    refusal: TidewaterError | None = None
+    """Why appends are refused; None while they are taken."""
+    is_open: bool = False
+    frontier_known: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def assignment(self) -> PartitionAssignment | None:
+        """Describe it to the table process."""
+        if self.appender is None:
+            return None
+        return PartitionAssignment(self.epoch, str(self.directory), self.appender.durable_end)
+
+    def ready(self) -> Appender:
+        """Return the appender, or raise why appends are refused."""
+        if self.is_open and self.refusal is None:
+            assert self.appender is not None
+            return self.appender
+        if self.refusal is not None:
+            raise self.refusal
+        raise Retryable(
+            "PartitionOpening", f"{self.topic} partition {self.number} is opening", 200
+        )
+
+    def readable(self) -> Appender:
+        """Return the appender for reading; a partition that stopped can still be read."""
+        if self.appender is None:
+            raise self.refusal or Retryable(
+                "PartitionOpening", f"{self.topic} partition {self.number} is opening", 200
+            )
+        return self.appender
+
+    def note(self, state: PartitionState) -> None:
+        """Take what the table process says."""
+        self.table = state
+        if state.state is Phase.STOPPED:
+            kind = Fenced if state.reason == "Fenced" else Conflict
+            self.refusal = kind(state.reason, state.message)
+        elif state.state is Phase.RUNNING:
+            if self.refusal is not None and isinstance(self.refusal, (Fenced, Conflict)):
+                self.refusal = None
+            self._check_frontier(state.next)
+            self.frontier_known.set()
+
+    def note_backlog(self, bytes_max: int) -> None:
+        """Push back on producers when more waits for the table than the log may hold (G6)."""
+        if self.appender is None:
+            return
+        waiting = sum(
+            segment.index.size
+            for segment in self.appender.segments
+            if segment.end_offset > self.table.next
+        )
+        full = isinstance(self.refusal, Overloaded)
+        if waiting > bytes_max and self.refusal is None:
+            self.refusal = Overloaded(
+                "BacklogFull", f"{waiting} bytes of the log wait for the table", 1_000
+            )
+        elif full and waiting <= bytes_max:
+            self.refusal = None
+
+    def _check_frontier(self, frontier: int) -> None:
+        appender = self.appender
+        if appender is None or frontier <= appender.next_offset:
+            return
+        if not self.is_open:
+            if appender.segments:
+                log.warning(
+                    "%s partition %s: the table (%s) is ahead of the log (%s); going on there",
+                    self.topic, self.number, frontier, appender.next_offset,
+                )  # fmt: skip
+            appender.start_at(frontier)
+        else:
+            self.refusal = Corrupt(
+                "LogBehindTable",
+                f"the table has offsets up to {frontier}, the log ends at {appender.end}: the log "
+                "lost messages that it had made durable",
+            )
+
+    async def open_when_known(self) -> None:
+        """Wait for the frontier as far as that is needed, then take appends."""
+        assert self.appender is not None
+        if self.appender.segments:
+            try:
+                await asyncio.wait_for(self.frontier_known.wait(), FRONTIER_WAIT_S)
+            except TimeoutError:
+                log.warning(
+                    "%s partition %s: no word from the table; going on from the log alone",
+                    self.topic, self.number,
+                )  # fmt: skip
+        else:
+            await self.frontier_known.wait()
+        self.is_open = True
+
+    async def close(self) -> None:
+        """Finish what was offered and release the lock."""
+        self.refusal = Retryable("ShuttingDown", "this worker is shutting down", 500)
+        if self.appender is not None:
+            await self.appender.close()
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None

@@ -1,0 +1,162 @@
+"""Reading a partition as one ordered stream: table, then log files, then memory (G3).
+
+The position is an offset and nothing else. Each step asks anew which of the three holds it, so
+that commits, deleted segments and a restarted table process in between do not matter.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidewater_core import names
+from tidewater_core.errors import Corrupt, Invalid, NotFound, Retryable
+from tidewater_worker.log.appender import Appender
+from tidewater_worker.log.reader import LogBatch, LogReader
+from tidewater_worker.node import Node
+from tidewater_worker.partition import Partition
+from tidewater_worker.schema import table_arrow_schema
+from tidewater_worker.topic import Topic
+
+STEP_BYTES: Final = 4 * 1024 * 1024
+
+
+class Gone(NotFound):
+    """The messages were there, and retention has let them go."""
+
+    status = 410
+
+
+@dataclass(slots=True)
+class PartitionReader:
+    """Reads one partition from an offset on."""
+
+    node: Node
+    topic: Topic
+    partition: Partition
+    offset: int
+
+    async def batches(self, limit: int) -> AsyncIterator[pa.RecordBatch]:
+        """Yield batches of the table's schema up to the end of the log, at most `limit` rows."""
+        schema = table_arrow_schema(self.topic.spec)
+        log = LogReader(self.partition.directory)
+        try:
+            while limit > 0:
+                appender = self.partition.readable()
+                if self.offset >= appender.end:
+                    return
+                if self.offset < appender.start:
+                    async for batch in self._history(appender, limit):
+                        limit -= batch.num_rows
+                        yield batch
+                    continue
+                for found in await self._log_step(appender, log):
+                    skip = self.offset - found.base_offset
+                    batch = found.batch.slice(skip, min(found.rows - skip, limit))
+                    batch = with_offsets(batch, schema, self.partition.number, self.offset)
+                    self.offset += batch.num_rows
+                    limit -= batch.num_rows
+                    yield batch
+                    if limit <= 0:
+                        return
+        finally:
+            log.close()
+
+    async def _log_step(self, appender: Appender, log: LogReader) -> list[LogBatch]:
+        found = appender.tail.read(self.offset, appender.end, STEP_BYTES)
+        if found:
+            return found
+        try:
+            return await asyncio.to_thread(log.read, self.offset, appender.end, STEP_BYTES)
+        except (Corrupt, Retryable):
+            if self.offset < appender.start:
+                return []  # the segment went meanwhile: the table has it
+            raise
+
+    async def _history(self, appender: Appender, limit: int) -> AsyncIterator[pa.RecordBatch]:
+        table = self.partition.table
+        if self.offset < table.start:
+            raise Gone(
+                "OffsetExpired",
+                f"offset {self.offset} is past retention; the first kept is {table.start}",
+            )
+        end = min(table.next, appender.start)
+        if end <= self.offset:
+            raise Retryable(
+                "HistoryNotReady", "the table's frontier is not known yet; try again", 500
+            )
+        async for batch in self.node.link.history(
+            str(self.topic.name), self.partition.number, self.offset, end, limit
+        ):
+            first = batch.column(names.TW_OFFSET)[0].as_py()
+            if first != self.offset:
+                raise Corrupt(
+                    "HistoryGap", f"offset {first} was read where {self.offset} is expected"
+                )
+            self.offset += batch.num_rows
+            yield batch
+
+
+def with_offsets(
+    batch: pa.RecordBatch, schema: pa.Schema, partition: int, offset: int
+) -> pa.RecordBatch:
+    """Bring a batch of the log into the table's columns."""
+    rows = batch.num_rows
+    columns = [
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        pa.array(np.arange(offset, offset + rows, dtype=np.int64)),
+    ]
+    there = set(batch.schema.names)
+    for field in list(schema)[2:]:
+        columns.append(
+            batch.column(field.name) if field.name in there else pa.nulls(rows, field.type)
+        )
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+async def position(
+    node: Node, topic: Topic, partition: Partition, offset: int | None, timestamp_us: int | None
+) -> int:
+    """Return the offset to read from: given, or the first not before a time, or the start."""
+    appender = partition.readable()
+    if offset is not None:
+        if offset > appender.end:
+            raise Invalid(
+                "OffsetInFuture",
+                f"offset {offset} does not exist yet; the next message gets {appender.end}",
+            )
+        return offset
+    if timestamp_us is None:
+        return min(partition.table.start, appender.start)
+    found = appender.tail.offset_at(timestamp_us)
+    if found is not None:
+        return found
+    if appender.start > partition.table.start and partition.table.next > 0:
+        in_table = await node.link.offset_at(str(topic.name), partition.number, timestamp_us)
+        if in_table is not None and in_table < appender.start:
+            return in_table
+    return await asyncio.to_thread(_offset_in_log, appender, partition, timestamp_us)
+
+
+def _offset_in_log(appender: Appender, partition: Partition, timestamp_us: int) -> int:
+    """Find the first offset in the segments whose time is not before `timestamp_us`."""
+    begin = appender.start
+    for segment in list(appender.segments):
+        near = segment.index.offset_before(timestamp_us)
+        if segment.index.last_time_us >= timestamp_us or segment is appender.segments[-1]:
+            begin = near if near is not None else segment.base_offset
+            break
+    reader = LogReader(partition.directory)
+    try:
+        while begin < appender.end:
+            for found in reader.read(begin, appender.end, STEP_BYTES):
+                # All rows of a frame have its time.
+                if found.batch.column(names.TW_TIME)[0].value >= timestamp_us:
+                    return found.base_offset
+                begin = found.base_offset + found.rows
+    finally:
+        reader.close()
+    return begin

@@ -1,0 +1,98 @@
+"""What a worker tells about its topics."""
+
+from typing import Any
+
+from tidewater_core.errors import TidewaterError
+from tidewater_worker.node import Node
+from tidewater_worker.partition import Partition
+from tidewater_worker.topic import Topic
+
+
+def not_ready(node: Node) -> list[dict[str, Any]]:
+    """Name the partitions that take no messages, and why."""
+    waiting = []
+    for topic in node.topics.values():
+        for partition in topic.partitions.values():
+            try:
+                partition.ready()
+            except TidewaterError as error:
+                waiting.append(
+                    {"topic": str(topic.name), "partition": partition.number,
+                     "reason": error.reason, "message": error.message}
+                )  # fmt: skip
+    return waiting
+
+
+def summary(topic: Topic) -> dict[str, Any]:
+    """Describe a topic in a line."""
+    return {
+        "namespace": topic.name.namespace,
+        "name": topic.name.name,
+        "partitions": topic.spec.partitions,
+        "typed": topic.spec.schema_ is not None,
+        "messages": topic.counters["messages"],
+    }
+
+
+def _partition(node: Node, partition: Partition) -> dict[str, Any]:
+    table = partition.table
+    found: dict[str, Any] = {
+        "partition": partition.number,
+        "owner": node.settings.worker_id,
+        "epoch": partition.epoch,
+        "state": str(table.state),
+        "frontier": table.next,
+        "start": table.start,
+    }
+    if table.reason:
+        found |= {"reason": table.reason, "message": table.message}
+    if partition.refusal is not None:
+        found |= {"reason": partition.refusal.reason, "message": partition.refusal.message}
+    if partition.appender is not None:
+        appender = partition.appender
+        found |= {
+            "log_start": appender.start,
+            "end": appender.end,
+            "durable_end": appender.durable_end,
+            "lag": max(appender.end - table.next, 0),
+        }
+    return found
+
+
+def metadata(node: Node, topic: Topic) -> dict[str, Any]:
+    """Describe a topic, its partitions and their owners."""
+    return {
+        **summary(topic),
+        "uuid": str(topic.uuid),
+        "partitions": [_partition(node, p) for _, p in sorted(topic.partitions.items())],
+        "snapshot_id": topic.state.snapshot_id if topic.state else None,
+    }
+
+
+async def full(node: Node, topic: Topic) -> dict[str, Any]:
+    """Describe everything that is measured."""
+    log = {}
+    for number, partition in sorted(topic.partitions.items()):
+        if (appender := partition.appender) is None:
+            continue
+        log[str(number)] = {
+            "sync": str(appender.options.sync),
+            "sync_ms": appender.latencies.quantiles_ms(),
+            "segments": len(appender.segments),
+            "bytes": sum(segment.index.size for segment in appender.segments),
+            "tail_bytes": appender.tail.nbytes,
+            "pending_bytes": appender.pending_bytes,
+            "producers": len(appender.producers),
+        }
+    try:
+        table = await node.link.stats(str(topic.name))
+    except TidewaterError as error:
+        table = error.to_body()
+    committed_at_us = topic.state.committed_at_us if topic.state else 0
+    return {
+        **metadata(node, topic),
+        "counters": dict(topic.counters),
+        "log": log,
+        "table": table,
+        "committed_at_ms": committed_at_us // 1000,
+    }

@@ -1,0 +1,130 @@
+"""A topic on this worker: its partitions and which of them a message goes to."""
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.errors import NotFound, TidewaterError
+from tidewater_core.names import TopicName
+from tidewater_worker.log.group import Rows
+from tidewater_worker.partition import Partition
+from tidewater_worker.ports import TopicAssignment, TopicState
+
+STICKY_BYTES: Final = 256 * 1024
+"""Messages without a key stay on one partition for this long: that fills group commits."""
+
+Payload = Rows | pa.RecordBatch
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of a key: CRC-32 modulo the number of partitions."""
+    return zlib.crc32(key) % partitions
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic that this worker serves."""
+
+    name: TopicName
+    uuid: UUID
+    spec: TopicSpec
+    spec_json: str
+    partitions: dict[int, Partition]
+    state: TopicState | None = None
+    counters: Counter[str] = field(default_factory=Counter)
+    _sticky: int = 0
+    _sticky_bytes: int = 0
+
+    def assignment(self) -> TopicAssignment:
+        """Describe it to the table process."""
+        owned = {number: p.assignment() for number, p in self.partitions.items()}
+        return TopicAssignment(
+            str(self.name), str(self.uuid), self.spec_json,
+            {number: assignment for number, assignment in owned.items() if assignment},
+        )  # fmt: skip
+
+    def note(self, state: TopicState) -> None:
+        """Take what the table process says."""
+        self.state = state
+        for number, partition in state.partitions.items():
+            if number in self.partitions:
+                self.partitions[number].note(partition)
+
+    def partition(self, number: int) -> Partition:
+        """Return a partition, or raise that there is none."""
+        found = self.partitions.get(number)
+        if found is None:
+            raise NotFound(
+                "UnknownPartition",
+                f"{self.name} has partitions 0 to {self.spec.partitions - 1}, not {number}",
+            )
+        return found
+
+    def unkeyed_partition(self, nbytes: int) -> int:
+        """Choose for messages without a key: the same for a while, then the next that is open."""
+        count = self.spec.partitions
+        self._sticky_bytes += nbytes
+        if self._sticky_bytes > STICKY_BYTES:
+            self._sticky, self._sticky_bytes = (self._sticky + 1) % count, 0
+        for step in range(count):
+            number = (self._sticky + step) % count
+            try:
+                self.partition(number).ready()
+            except TidewaterError:
+                continue
+            self._sticky = number
+            return number
+        return self._sticky
+
+    def route(
+        self, payload: Payload, nbytes: int, asked: int | None, producer: str | None
+    ) -> list[tuple[int, Payload]]:
+        """Split a request over partitions; order within each is kept."""
+        if asked is not None:
+            self.partition(asked)
+            return [(asked, payload)]
+        if self.spec.partitions == 1:
+            return [(0, payload)]
+        keys = payload.keys if isinstance(payload, Rows) else _keys(payload)
+        if keys is None or all(key is None for key in keys):
+            return [(self._unkeyed(nbytes, producer), payload)]
+        count = self.spec.partitions
+        unkeyed = -1
+        rows: dict[int, list[int]] = {}
+        for i, key in enumerate(keys):
+            if key is not None:
+                number = zlib.crc32(key) % count
+            else:
+                if unkeyed < 0:
+                    unkeyed = self._unkeyed(nbytes, producer)
+                number = unkeyed
+            rows.setdefault(number, []).append(i)
+        if len(rows) == 1:
+            return [(next(iter(rows)), payload)]
+        return [(number, _take(payload, indices)) for number, indices in sorted(rows.items())]
+
+    def _unkeyed(self, nbytes: int, producer: str | None) -> int:
+        # A re-sent request must find its first copy: an idempotent producer always goes one way.
+        if producer is not None:
+            return partition_of(producer.encode(), self.spec.partitions)
+        return self.unkeyed_partition(nbytes)
+
+
+def _keys(batch: pa.RecordBatch) -> list[bytes | None] | None:
+    column = batch.column(0)
+    return None if column.null_count == batch.num_rows else column.to_pylist()
+
+
+def _take(payload: Payload, indices: list[int]) -> Payload:
+    if isinstance(payload, Rows):
+        return Rows(
+            [payload.keys[i] for i in indices],
+            [payload.headers[i] for i in indices],
+            [payload.values[i] for i in indices],
+        )
+    return payload.take(pa.array(indices, pa.int32()))
