@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidewater import wire
@@ -180,7 +181,8 @@ class AsyncProducer:
         )
         self._slots = asyncio.Semaphore(in_flight_max)
         self._connection: PipelinedConnection | None = None
-        self._connecting = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
+        self._backlog: list[tuple[bytes, asyncio.Future[Response]]] = []
         self._retrying = 0
         self._steady = asyncio.Event()
         self._steady.set()
@@ -217,6 +219,8 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Close the connection; await the sends first."""
+        if self._opening is not None:
+            await self._opening
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
@@ -243,14 +247,40 @@ class AsyncProducer:
             if self._retrying == 0:
                 self._steady.set()
 
-    async def _exchange(self, request: bytes) -> Response:
+    def _exchange(self, request: bytes) -> asyncio.Future[Response]:
+        """Put a request on its way; the order of calls is the order on the wire."""
         connection = self._connection
-        if connection is None or not connection.usable:
-            async with self._connecting:
-                connection = self._connection
-                if connection is None or not connection.usable:
-                    connection = await connect(self._origin, self._timeout_s)
-                    self._connection = connection
-        if not connection.flowing:
-            await connection.writable()
-        return await connection.send(request)
+        if connection is not None and connection.usable and self._opening is None:
+            # No flow control here: the batches in flight bound what waits to be written.
+            return connection.send(request)
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._backlog.append((request, future))
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        return future
+
+    async def _open(self) -> None:
+        """Connect, then send what has been waiting for it."""
+        try:
+            connection = await connect(self._origin, self._timeout_s)
+        except TidewaterError as error:
+            for _, future in self._backlog:
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            self._connection = connection
+            for request, future in self._backlog:
+                connection.send(request).add_done_callback(partial(_pass_on, future))
+        finally:
+            self._backlog.clear()
+            self._opening = None
+
+
+def _pass_on(future: asyncio.Future[Response], sent: asyncio.Future[Response]) -> None:
+    if future.done():
+        # Cancelled by its sender; the answer is of no use to anybody else.
+        sent.exception()
+    elif (error := sent.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(sent.result())

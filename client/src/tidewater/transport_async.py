@@ -9,7 +9,7 @@ says `Connection: close` is `Retryable`, because a server reads nothing past tha
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 from tidewater.http1 import ProtocolError, Response, ResponseParser, request_bytes
 from tidewater.origin import Origin
@@ -83,9 +83,9 @@ class PipelinedConnection(asyncio.Protocol):
             await asyncio.shield(self._closed)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport; asyncio has set TCP_NODELAY on it."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        """Take the transport; the event loop has set TCP_NODELAY on it."""
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Match answers to requests."""

@@ -3,6 +3,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import uvloop
 
 from tidewater.http1 import request_bytes
 from tidewater.origin import Origin
@@ -215,6 +216,19 @@ async def test_the_pool_replaces_a_broken_connection() -> None:
         for _ in range(3):
             assert (await transport.request("POST", "/", b"x")).body == b"x"
             await asyncio.sleep(0.05)
+
+
+def test_other_event_loops_serve_as_well() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(answer(await read_body(reader)))
+
+    async def main() -> list[bytes]:
+        async with server(serve) as origin, connected(origin) as connection:
+            futures = [connection.send(post(origin, b"%d" % i)) for i in range(5)]
+            return [r.body for r in await asyncio.gather(*futures)]
+
+    assert uvloop.run(main()) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_nobody_listens() -> None:
