@@ -21,12 +21,12 @@ _DURATION_PATTERN = r"^([0-9]{1,15}(ms|s|m|h|d))+$"
 
 _SIZE_UNITS = {
     "Ti": 1 << 40,
-    "Gi": 1 << 30,
-    "Mi": 1 << 20,
-    "Ki": 1 << 10,
     "T": 10**12,
+    "Gi": 1 << 30,
     "G": 10**9,
+    "Mi": 1 << 20,
     "M": 10**6,
+    "Ki": 1 << 10,
     "k": 10**3,
 }
 _SIZE_PATTERN = r"^[0-9]{1,15}(k|M|G|T|Ki|Mi|Gi|Ti)?$"
@@ -141,7 +141,7 @@ class ByteSize(_Amount):
         return int(self)
 
     def __str__(self) -> str:
-        """Write it in the largest unit that loses nothing, powers of two first."""
+        """Write it in the largest unit that loses nothing."""
         if self == 0:
             return "0"
         for unit, size in _SIZE_UNITS.items():

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from tidewater_core.crd.base import (
     DNS_LABEL_EXTRA,
@@ -21,7 +21,7 @@ from tidewater_core.crd.status import SubscriptionStatus
 from tidewater_core.names import TopicName
 from tidewater_core.units import Duration
 
-OFFSET_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 _TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,6})?([Zz]|[+-]\d{2}:\d{2})")
 
 
@@ -47,6 +47,13 @@ class Isolation(StrEnum):
     """Only what is in the table: what SQL sees."""
 
 
+def _fits_int64(value: int) -> int:
+    # Not `le=`: the API server holds a schema's maximum in a float, where this one overflows.
+    if value > INT64_MAX:
+        raise ValueError(f"must be less than or equal to {INT64_MAX}")
+    return value
+
+
 class StartFrom(Model):
     """Where to begin: exactly one of the fields."""
 
@@ -62,14 +69,14 @@ class StartFrom(Model):
 
     position: Literal["earliest", "latest"] | None = None
     """earliest: the first message still kept. latest: the next one to arrive."""
-    offset: Annotated[Count, Field(ge=0, le=OFFSET_MAX)] | None = None
+    offset: Annotated[Count, Field(ge=0), AfterValidator(_fits_int64)] | None = None
     """This offset, in every partition."""
     timestamp: Annotated[
         str | None, Field(max_length=40, json_schema_extra={"format": "date-time"})
     ] = None
     """The first message published at or after this time (RFC 3339, such as
     2026-01-31T12:00:00Z)."""
-    snapshot_id: Annotated[Count, Field(ge=1, le=OFFSET_MAX)] | None = None
+    snapshot_id: Annotated[Count, Field(ge=1), AfterValidator(_fits_int64)] | None = None
     """Just after the messages of this snapshot of the table."""
     tag: Annotated[str | None, Field(min_length=1, max_length=255)] = None
     """Just after the messages of the snapshot with this tag."""

@@ -129,12 +129,13 @@ class SchemaSpec(Model):
     def _names_differ(cls, fields: list[FieldSpec]) -> list[FieldSpec]:
         seen: dict[str, str] = {}
         for field in fields:
-            other = seen.setdefault(field.name.lower(), field.name)
-            if other is not field.name:
+            other = seen.get(field.name.lower())
+            if other is not None:
                 raise ValueError(
                     f"columns {other!r} and {field.name!r} differ only in case or not at all; "
                     "SQL engines could not tell them apart"
                 )
+            seen[field.name.lower()] = field.name
         return fields
 
 
