@@ -52,11 +52,7 @@ class Admin:
 
     def bounds(self, topic: TopicName | str) -> dict[int, Bounds]:
         """Return the readable offsets of each partition."""
-        described = self.topic(topic)
-        return {
-            p["partition"]: Bounds(p["start_offset"], p["end_offset"])
-            for p in described["partitions"]
-        }
+        return {p["partition"]: _bounds(p) for p in self.topic(topic)["partitions"]}
 
     def stats(self, topic: TopicName | str) -> dict[str, Any]:
         """Return a topic's measurements."""
@@ -70,3 +66,10 @@ class Admin:
 
 def _name(topic: TopicName | str) -> TopicName:
     return topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+
+
+def _bounds(partition: dict[str, Any]) -> Bounds:
+    """Join what the table and the log hold; the log is missing while a partition opens."""
+    table_start, frontier = partition["start"], partition["frontier"]
+    start = min(table_start, partition.get("log_start", table_start))
+    return Bounds(start, max(frontier, partition.get("end", frontier)))

@@ -52,7 +52,7 @@ class Worker:
         if path.endswith("/messages"):
             return self._messages(request, query)
         partitions = [
-            {"partition": p, "start_offset": 0, "end_offset": len(v)}
+            {"partition": p, "start": 0, "frontier": 0, "log_start": 0, "end": len(v)}
             for p, v in self.values.items()
         ]
         return answer(json.dumps({"partitions": partitions}).encode())

@@ -8,7 +8,7 @@ import pytest
 
 from scripted_http import HANG_UP, Handler, Request, Server, answer
 from tidewater import wire
-from tidewater.admin import Admin, Flushed, TopicInfo
+from tidewater.admin import Admin, Bounds, Flushed, TopicInfo
 from tidewater.reader import AsyncReader, Reader
 from tidewater.retry import RetryPolicy
 from tidewater.transport import Transport
@@ -101,6 +101,13 @@ async def test_async_pages(serve: Serve) -> None:
 def test_admin_calls(serve: Serve) -> None:
     replies = {
         "GET /v1/topics": {"topics": [{"namespace": "a", "name": "b", "partitions": 3, "x": 1}]},
+        "GET /v1/a/b": {
+            "partitions": [
+                {"partition": 0, "start": 3, "frontier": 9, "log_start": 7, "end": 12},
+                {"partition": 1, "start": 0, "frontier": 0, "log_start": 0, "end": 0},
+                {"partition": 2, "start": 2, "frontier": 5, "state": "opening"},
+            ]
+        },
         "GET /v1/a/b/stats": {"rows": 1},
         "POST /v1/a/b/flush": {"snapshot_id": 5, "frontier": {"0": 7, "1": 0}},
     }
@@ -108,5 +115,6 @@ def test_admin_calls(serve: Serve) -> None:
     with Transport(server.origin) as transport:
         admin = Admin(transport)
         assert admin.topics() == [TopicInfo("a", "b", 3)]
+        assert admin.bounds("a/b") == {0: Bounds(3, 12), 1: Bounds(0, 0), 2: Bounds(2, 5)}
         assert admin.stats("a/b") == {"rows": 1}
         assert admin.flush("a/b") == Flushed(5, {0: 7, 1: 0})
