@@ -1,0 +1,33 @@
+"""Fixtures that every test can have: real parts, one per session or module, started when asked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidewater_testing.parts.rest_catalog import RestCatalog
+from tidewater_testing.parts.seaweed import SeaweedFS
+
+
+@pytest.fixture(scope="session")
+def rest_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    """Iceberg's REST catalog server; tests share it and use namespaces of their own."""
+    with RestCatalog(tmp_path_factory.mktemp("rest-catalog")) as part:
+        yield part
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    """SeaweedFS with S3 and a REST catalog; tests share it and use namespaces of their own."""
+    with SeaweedFS(tmp_path_factory.mktemp("seaweedfs")) as part:
+        yield part
+
+
+@pytest.fixture
+def sqlite_catalog(tmp_path: Path) -> dict[str, str]:
+    """Properties of a SQLite catalog with a file warehouse, of one test's own."""
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }

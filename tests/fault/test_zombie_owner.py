@@ -1,0 +1,131 @@
+"""An owner that was thought dead wakes up with an old epoch, and must be refused (G5).
+
+Worker A hangs (its table process is frozen) with acknowledged messages that are not in the table
+yet. Worker B, with a log of its own, takes the partition: its epoch is higher. Then A wakes up
+and tries to commit what it has, against a real catalog.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidewater_testing.checker import AckedBatch, Range, make_payload, verify
+from tidewater_testing.evidence import load_table, read_log_side, read_table_sides
+from tidewater_testing.parts.rest_catalog import RestCatalog
+from tidewater_testing.parts.seaweed import SeaweedFS
+from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
+from tidewater_testing.process import wait_until
+from tidewater_testing.traffic import encode_json
+
+TOPIC = "shop/orders"
+SPEC = {"partitions": 1, "writer": {"flushInterval": "100ms"}}
+FENCED_TIMEOUT_S = 30.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(params=["sqlite", "rest", "seaweedfs"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Each of the catalogs that the tests have."""
+    with ExitStack() as stack:
+        match request.param:
+            case "rest":
+                yield stack.enter_context(RestCatalog(tmp_path / "rest")).properties
+            case "seaweedfs":
+                yield stack.enter_context(SeaweedFS(tmp_path / "seaweed")).properties
+            case _:
+                yield {
+                    "type": "sql",
+                    "uri": f"sqlite:///{tmp_path}/shared.db",
+                    "warehouse": f"file://{tmp_path}/warehouse",
+                }
+
+
+def _worker(tmp_path: Path, name: str, catalog: dict[str, str]) -> Worker:
+    return Worker(
+        tmp_path / name,
+        [topic_manifest(TOPIC, SPEC)],
+        catalog=catalog,
+        coordination=tmp_path / "coordination.db",
+        worker_id=name,
+    )
+
+
+def _send(worker: Worker, sender: str, first: int, count: int) -> AckedBatch:
+    payloads = [make_payload(sender, first + i) for i in range(count)]
+    kind, body = encode_json(payloads, None)
+    answer = worker.post(f"/v1/{TOPIC}/messages?partition=0", body, kind)
+    assert answer.status == 200, answer.body
+    acks: list[dict[str, Any]] = answer.json()["acks"]
+    ranges = tuple(Range(ack["partition"], ack["offset"], ack["count"]) for ack in acks)
+    return AckedBatch(tuple(payloads), ranges)
+
+
+def _is_fenced(worker: Worker) -> bool:
+    answer = worker.post(f"/v1/{TOPIC}/messages?partition=0", '{"messages": [{"value": "x:1:"}]}')
+    return answer.status == 409 and answer.reason == "Fenced"
+
+
+def _settled(worker: Worker) -> None:
+    """Wait until the worker has made up its mind about the partition."""
+
+    def known() -> bool:
+        (partition,) = worker.get(f"/v1/{TOPIC}").json()["partitions"]
+        return bool(partition.get("reason")) or partition["state"] == "running"
+
+    wait_until(known, FENCED_TIMEOUT_S, "the partition to open or to be refused", 0.1)
+
+
+@pytest.mark.parametrize(("of_zombie", "of_owner"), [(5, 20), (20, 5)])
+def test_a_zombie_is_refused(
+    tmp_path: Path, catalog: dict[str, str], of_zombie: int, of_owner: int
+) -> None:
+    """Its rows overlap the new owner's offsets: fewer, and more."""
+    acked: list[AckedBatch] = []
+    with _worker(tmp_path, "a", catalog) as zombie:
+        acked.append(_send(zombie, "first", 0, 10))
+        zombie.flush(TOPIC)
+        frozen = zombie.freeze(Victim.TABLE)
+        kept = _send(zombie, "zombie", 0, of_zombie)
+        with _worker(tmp_path, "b", catalog) as owner:
+            acked.append(_send(owner, "owner", 0, of_owner))
+            owner.flush(TOPIC)
+            zombie.thaw(frozen)
+            wait_until(
+                lambda: _is_fenced(zombie), FENCED_TIMEOUT_S, "G5 One owner: A to be fenced", 0.2
+            )
+            acked.append(_send(owner, "owner", of_owner, 5))
+            owner.flush(TOPIC)
+            evidence = verify(catalog, owner.settings.log_root, TOPIC, acked, flushed=True)
+    table = evidence.table[0]
+    assert len(table.rows) == 10 + of_owner + 5, "G5 One owner: only the owner's rows"
+    assert table.epoch == 2, "G5 One owner: the epoch never goes back"
+    in_log = read_log_side(zombie.settings.log_root / TOPIC / "0")
+    assert {row.payload for row in in_log.rows} >= set(kept.payloads), "G7: evidence is kept"
+
+
+def test_a_zombie_that_dies_and_comes_back_keeps_its_evidence(
+    tmp_path: Path, catalog: dict[str, str]
+) -> None:
+    """Started again on its old log, it may not throw away or mix in what only it has."""
+    acked: list[AckedBatch] = []
+    with _worker(tmp_path, "a", catalog) as zombie:
+        acked.append(_send(zombie, "first", 0, 10))
+        zombie.flush(TOPIC)
+        zombie.freeze(Victim.TABLE)
+        kept = _send(zombie, "zombie", 0, 5)
+    with _worker(tmp_path, "b", catalog) as owner:
+        acked.append(_send(owner, "owner", 0, 20))
+        owner.flush(TOPIC)
+    with _worker(tmp_path, "a", catalog) as again:
+        _settled(again)
+    rows = read_table_sides(load_table(catalog, TOPIC))[0].rows
+    assert [row.offset for row in rows] == list(range(30)), "G2 Once in the table"
+    stored = b"".join(
+        path.read_bytes() for path in (again.settings.log_root / TOPIC / "0").iterdir()
+    )
+    for payload in kept.payloads:
+        assert payload in stored, "G7 Nothing is silently skipped: acknowledged bytes are gone"
