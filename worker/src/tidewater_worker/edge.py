@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ import uvloop
 from tidewater_core.clock import SystemClock
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.api.produce import Producing
-from tidewater_worker.api.protocol import make_protocol
+from tidewater_worker.api.protocol import EdgeProtocol
 from tidewater_worker.api.routes import make_app
 from tidewater_worker.coordination.sqlite import SqliteCoordination
 from tidewater_worker.node import Node
@@ -45,12 +46,14 @@ class _Server(uvicorn.Server):
 async def serve(settings: WorkerSettings) -> None:
     """Serve until SIGTERM; then drain."""
     if settings.coordination_path is None:
-        raise SystemExit("coordination by etcd is not available yet: give the path of an SQLite file")
+        raise SystemExit(
+            "coordination by etcd is not available yet: give the path of an SQLite file"
+        )
     node = Node(settings, SqliteCoordination(settings.coordination_path), SystemClock())
     producing = Producing(node)
     config = uvicorn.Config(
         make_app(node, producing),
-        http=make_protocol(node, producing),
+        http=partial(EdgeProtocol, node, producing),  # type: ignore[arg-type]  (it is called)
         loop="none",
         lifespan="off",
         access_log=False,
@@ -71,8 +74,10 @@ async def serve(settings: WorkerSettings) -> None:
     address = listener.getsockname()
     (settings.run_dir / "edge.addr").write_text(f"{address[0]}:{address[1]}\n")
     log.info("listening on http://%s:%s", address[0], address[1])
-    serving = asyncio.create_task(server._serve([listener]))  # noqa: SLF001  (serve() takes signals)
-    await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when="FIRST_COMPLETED")
+    serving = asyncio.create_task(server._serve([listener]))
+    await asyncio.wait(
+        {serving, asyncio.create_task(stopping.wait())}, return_when="FIRST_COMPLETED"
+    )
     log.info("draining")
     node.is_draining = True
     server.should_exit = True

@@ -53,7 +53,9 @@ def render(node: Node) -> str:
     families: dict[str, list[str]] = {}
     for name, labels, value in _samples(node):
         text = f"{name}{{{labels}}}" if labels else name
-        families.setdefault(name, []).append(f"{text} {value:g}" if value % 1 else f"{text} {int(value)}")
+        families.setdefault(name, []).append(
+            f"{text} {value:g}" if value % 1 else f"{text} {int(value)}"
+        )
     lines = []
     for name, samples in families.items():
         kind, _, text = _HELP[name].partition(" ")

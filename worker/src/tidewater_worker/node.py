@@ -1,7 +1,7 @@
 """The worker's edge: which topics it serves, and everything that happens to them over time.
 
-    registry ──▶ sync_topics ──▶ open partitions ──▶ serve
-    every second: registry changes, free disk · every few: segments that may go · often: durable ends
+registry ──▶ sync_topics ──▶ open partitions ──▶ serve
+every second: registry changes, free disk · every few: segments that may go · often: durable ends
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from uuid import UUID
 from tidewater_core.clock import Clock
 from tidewater_core.crd.change import topic_change_problems
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import NotFound, Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import Fenced, NotFound, Overloaded, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.coordination.port import Coordination, RegisteredTopic
 from tidewater_worker.link.client import TableLink
 from tidewater_worker.log.appender import Appender, LogOptions
 from tidewater_worker.log.deleter import Retention, plan_deletions, remove_segment
-from tidewater_worker.log.recover import recover
+from tidewater_worker.log.recover import Recovered, recover
 from tidewater_worker.log.syncpool import SyncPool
 from tidewater_worker.partition import DirectoryLock, Partition
 from tidewater_worker.ports import TopicAssignment, TopicState
@@ -45,9 +45,7 @@ class Node:
         """Bytes of produce requests that are being received or wait for the log."""
         self.is_draining = False
         self.disk_is_low = False
-        self.link = TableLink(
-            settings.run_dir / "table.sock", self._assignments, self._on_state
-        )
+        self.link = TableLink(settings.run_dir / "table.sock", self._assignments, self._on_state)
         self._coordination = coordination
         self._registry_version = -1
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +79,7 @@ class Node:
         self._pool.close()
         self._coordination.close()
 
-    def spawn(self, work: Any) -> None:  # noqa: ANN401  (any coroutine)
+    def spawn(self, work: Any) -> None:
         """Run a coroutine in the background until the node stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -118,7 +116,7 @@ class Node:
                 await self._sync_topic(registered)
             except TidewaterError as error:
                 # One bad topic never stands in the way of another.
-                log.error("topic %s: %s", registered.topic, error)
+                log.warning("topic %s: %s", registered.topic, error)
         self._registry_version = version
         self.link.assign()
 
@@ -156,11 +154,12 @@ class Node:
         try:
             partition.lock = DirectoryLock(directory)
             recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
+            self._refuse_stale(str(topic.name), number, recovered)
             partition.epoch = await asyncio.to_thread(
                 self._coordination.acquire, str(topic.name), number, self.settings.worker_id
             )
         except TidewaterError as error:
-            log.error("%s partition %s stays closed: %s", topic.name, number, error)
+            log.warning("%s partition %s stays closed: %s", topic.name, number, error)
             partition.refusal = error
             return
         if recovered.cut_bytes:
@@ -173,6 +172,20 @@ class Node:
             self._loop, self.clock, lambda end: self._on_durable(str(topic.name), number, end),
         )  # fmt: skip
         self.spawn(partition.open_when_known())
+
+    def _refuse_stale(self, topic: str, number: int, recovered: Recovered) -> None:
+        """Refuse to go on with messages of a partition that another worker has taken since (G5).
+
+        That worker may have given their offsets to other messages. Nobody can tell which of them
+        count, so a person must.
+        """
+        owner = self._coordination.owner(topic, number)
+        if recovered.segments and owner not in (None, self.settings.worker_id):
+            raise Fenced(
+                "LogStale",
+                f"worker {owner!r} has taken this partition since; the messages in this log from "
+                f"offset {recovered.segments[0].base_offset} to {recovered.next_offset} were kept",
+            )
 
     # ---- between the two processes
 

@@ -78,9 +78,7 @@ class Partition:
             return self.appender
         if self.refusal is not None:
             raise self.refusal
-        raise Retryable(
-            "PartitionOpening", f"{self.topic} partition {self.number} is opening", 200
-        )
+        raise Retryable("PartitionOpening", f"{self.topic} partition {self.number} is opening", 200)
 
     def readable(self) -> Appender:
         """Return the appender for reading; a partition that stopped can still be read."""

@@ -82,7 +82,7 @@ class FlushResult(msgspec.Struct, frozen=True):
 
 
 class TableEngine(Protocol):
-    """What the link serves on behalf of the table process. Every method may be called by any thread."""
+    """What the link serves for the table process. Any thread may call any method."""
 
     def assign(self, topics: list[TopicAssignment]) -> None:
         """Take the full set of topics owned now; start, update and stop what differs."""

@@ -61,9 +61,9 @@ class _Child:
         if now >= self._start_at:
             self._started = now
             # The command is ours; the group is its own so that Ctrl-C reaches the supervisor alone.
-            self.process = subprocess.Popen(  # noqa: S603
+            self.process = subprocess.Popen(
                 self._command,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  (no threads here)
+                preexec_fn=_die_with_parent,
                 process_group=0,
             )
             self._pid_file.write_text(f"{self.process.pid}\n")

@@ -3,7 +3,7 @@
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from tidewater_worker.ports import TopicAssignment, TopicState
 STICKY_BYTES: Final = 256 * 1024
 """Messages without a key stay on one partition for this long: that fills group commits."""
 
-Payload = Rows | pa.RecordBatch
+Payload: TypeAlias = "Rows | pa.RecordBatch"
 
 
 def partition_of(key: bytes, partitions: int) -> int:

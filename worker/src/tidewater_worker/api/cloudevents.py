@@ -30,7 +30,7 @@ class Event:
         """Return the value of a raw topic."""
         return self.data
 
-    def data_object(self) -> Any:  # noqa: ANN401  (JSON)
+    def data_object(self) -> Any:
         """Return the value of a typed topic."""
         if self.data is None:
             raise Invalid("InvalidCloudEvent", "an event for a typed topic needs JSON data")

@@ -21,6 +21,7 @@ from tidewater_worker.api import cloudevents
 from tidewater_worker.api.messages import MessageDecoder, RawMessage
 from tidewater_worker.log.group import Headers, Rows
 from tidewater_worker.schema import HEADERS_TYPE, payload_fields
+from tidewater_worker.topic import Payload
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -33,8 +34,6 @@ ROWS_AS_PYTHON_MAX: Final = 64
 their own."""
 _IGNORED: Final = frozenset({names.TW_PARTITION, names.TW_OFFSET, names.TW_TIME})
 _ALIASES: Final = {"key": names.TW_KEY, "headers": names.TW_HEADERS}
-
-Payload = Rows | pa.RecordBatch
 
 
 @dataclass(slots=True)
@@ -59,9 +58,9 @@ class TopicDecoder:
     def decode(self, content_type: str, headers: Mapping[str, str], body: bytes) -> Payload:
         """Decode a request's messages; raise Invalid with what is wrong."""
         kind = content_type.partition(";")[0].strip().lower()
-        if "ce-specversion" in headers:
-            return self._cloudevents([cloudevents.binary(headers, content_type, body)])
         try:
+            if "ce-specversion" in headers:
+                return self._cloudevents([cloudevents.binary(headers, content_type, body)])
             match kind:
                 case "application/json" | "":
                     return self._python(self.messages.json(body), "$.messages[{}]")
@@ -79,6 +78,8 @@ class TopicDecoder:
             raise Invalid("InvalidMessages", str(error)) from None
         except UnicodeDecodeError as error:
             raise Invalid("InvalidMessages", f"text that is not UTF-8: {error}") from None
+        except RecursionError:
+            raise Invalid("InvalidMessages", "JSON that is nested too deeply") from None
         raise Unsupported(
             "UnsupportedContentType",
             f"{kind!r} is not taken; send {JSON}, {NDJSON}, {ARROW}, {BYTES} or CloudEvents",
@@ -148,17 +149,13 @@ class TopicDecoder:
         for i, message in enumerate(messages, first):
             if message.key is not None:
                 if message.key_b64 is not None:
-                    raise Invalid(
-                        "InvalidMessages", f"{where.format(i)} has both key and key_b64"
-                    )
+                    raise Invalid("InvalidMessages", f"{where.format(i)} has both key and key_b64")
                 keys.append(message.key.encode())
             else:
                 keys.append(message.key_b64)
         return keys
 
-    def _values(
-        self, messages: list[RawMessage], where: str, first: int
-    ) -> list[bytes | None]:
+    def _values(self, messages: list[RawMessage], where: str, first: int) -> list[bytes | None]:
         values: list[bytes | None] = []
         for i, message in enumerate(messages, first):
             value = message.value

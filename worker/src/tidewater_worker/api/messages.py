@@ -47,12 +47,12 @@ class RawBody(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[RawMessage]
 
 
-def python_type(column: ColumnType) -> Any:  # noqa: ANN401  (a type expression)
+def python_type(column: ColumnType) -> Any:
     """Map a column's type to what JSON must hold."""
     if column.element is None:
         return _PYTHON[column.name]
     element = python_type(column.element) | None
-    return list[element] if column.name == "list" else dict[str, element]
+    return list[element] if column.name == "list" else dict[str, element]  # type: ignore[valid-type]
 
 
 def _value_type(schema: SchemaSpec) -> type[msgspec.Struct]:
@@ -84,7 +84,9 @@ class MessageDecoder:
                 gc=False,
             )
             body = msgspec.defstruct(
-                "Body", [("messages", list[message])], forbid_unknown_fields=True  # type: ignore[valid-type]
+                "Body",
+                [("messages", list[message])],  # type: ignore[valid-type]
+                forbid_unknown_fields=True,
             )
         self._body = msgspec.json.Decoder(body)
         self._message = msgspec.json.Decoder(message)

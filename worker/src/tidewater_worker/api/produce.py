@@ -21,6 +21,7 @@ from tidewater_worker.topic import Payload, Topic
 PRODUCER_HEADER: Final = b"tidewater-producer"
 SEQUENCE_HEADER: Final = b"tidewater-sequence"
 ACK_TABLE_WAIT_MS: Final = 30_000
+DIGITS_MAX: Final = 19
 _DUPLICATE: Final = b',"duplicate":true'
 _QUERY: Final = frozenset({"ack", "partition", "timeout_ms"})
 log = logging.getLogger(__name__)
@@ -109,22 +110,22 @@ class Producing:
         if len(body) > limit:
             raise TooLarge("RequestTooLarge", f"a request has at most {limit} bytes")
         asked, ack_table, timeout_ms = _options(query) if query else (None, False, 0)
-        fields = {key: value for key, value in headers}
+        fields = dict(headers)
         request = _request(fields)
         content_type = fields.get(b"content-type", b"").decode("latin-1")
         texts = (
             {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
-            if content_type == "application/octet-stream" or b"ce-specversion" in fields
+            if b"octet" in fields.get(b"content-type", b"").lower() or b"ce-specversion" in fields
             else {}
         )
         payload = self.decoder(topic).decode(content_type, texts, body)
         nbytes = _payload_bytes(payload)
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
-        # Every partition must be able to take its share before the first one gets it.
         appenders = [topic.partition(number).ready() for number, _ in parts]
         answer = _Answer(
             len(parts), lambda done: self._finish(topic, done, ack_table, timeout_ms, respond)
         )
+        submissions = []
         for (number, part), appender in zip(parts, appenders, strict=True):
             submission = Submission(
                 part,
@@ -132,10 +133,11 @@ class Producing:
                 lambda result, number=number: answer.one(number, result),  # type: ignore[misc]
                 request,
             )
-            try:
-                appender.offer(submission)
-            except TidewaterError as error:
-                answer.one(number, error)
+            # All are asked before the first one takes its share: whole or not at all.
+            appender.check(submission)
+            submissions.append((appender, submission))
+        for appender, submission in submissions:
+            appender.offer(submission)
         counters = topic.counters
         counters["requests"] += 1
         counters["bytes"] += len(body)
@@ -145,9 +147,7 @@ class Producing:
     ) -> None:
         if answer.error is not None:
             topic.counters["errors"] += 1
-            respond(
-                answer.error.status, error_body(answer.error), answer.error.retry_after_ms
-            )
+            respond(answer.error.status, error_body(answer.error), answer.error.retry_after_ms)
             return
         topic.counters["messages"] += sum(stored.count for stored in answer.acks.values())
         if ack_table:
@@ -182,10 +182,8 @@ def _request(fields: dict[bytes, bytes]) -> Request | None:
     if producer is None and sequence is None:
         return None
     if producer is None or sequence is None:
-        raise Invalid(
-            "InvalidProducer", "Tidewater-Producer and Tidewater-Sequence go together"
-        )
-    if not sequence.isdigit():
+        raise Invalid("InvalidProducer", "Tidewater-Producer and Tidewater-Sequence go together")
+    if not sequence.isdigit() or len(sequence) > DIGITS_MAX:
         raise Invalid("InvalidSequence", "Tidewater-Sequence is a number from 0 on")
     return Request(producer.decode("latin-1"), int(sequence))
 
@@ -196,12 +194,14 @@ def _options(query: str) -> tuple[int | None, bool, int]:
     timeout_ms = ACK_TABLE_WAIT_MS
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _QUERY:
-            raise Invalid("UnknownParameter", f"produce takes ack, partition, timeout_ms, not {name!r}")
+            raise Invalid(
+                "UnknownParameter", f"produce takes ack, partition, timeout_ms, not {name[:40]!r}"
+            )
         if name == "ack":
             if value not in ("log", "table"):
                 raise Invalid("InvalidParameter", f"ack is log or table, not {value!r}")
             ack_table = value == "table"
-        elif not (value.isascii() and value.isdigit()):
+        elif not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
             raise Invalid("InvalidParameter", f"{name} is a number from 0 on, not {value!r}")
         elif name == "partition":
             asked = int(value)

@@ -1,5 +1,7 @@
-"""Everything but the hot path: reading, metadata, flush, health, metrics; and producing, for the
-requests that do not take the short way of `protocol`."""
+"""Everything but the hot path: reading, metadata, flush, health, metrics.
+
+And producing, for the requests that do not take the short way of `protocol`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -93,8 +93,8 @@ def _greeting(settings: WorkerSettings, url: str) -> str:
     return f"""
 Tidewater is ready at {url}  (topics: {", ".join(topics[:8])}{" …" if len(topics) > 8 else ""})
 
-  produce:  curl -s {url}/v1/{topic}/messages -H 'content-type: application/json' \\
-              -d '{{"messages": [{{"key": "k1", "value": "hello"}}]}}'
+  produce:  curl -s {url}/v1/{topic}/messages \\
+              --json '{{"messages": [{{"key": "k1", "value": "hello"}}]}}'
   read:     curl -s '{url}/v1/{topic}/messages?offset=0'
   flush:    curl -s -X POST {url}/v1/{topic}/flush
 

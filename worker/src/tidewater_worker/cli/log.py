@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     damaged = 0
     for number, directory in enumerate(partitions, 1):
         if sys.stderr.isatty():
-            print(f"\r{number}/{len(partitions)} {directory}", end="", file=sys.stderr)  # noqa: T201
+            print(f"\r{number}/{len(partitions)} {directory}", end="", file=sys.stderr)
         reports = list(inspect_partition(directory))
         bad = [report for report in reports if report.problem and not report.is_torn]
         damaged += len(bad)
@@ -55,24 +55,26 @@ def _time(time_us: int) -> str:
 
 
 def _show(directory: Path, reports: list[SegmentReport]) -> None:
-    print(f"{directory}")  # noqa: T201
-    print(f"  {'segment':>20} {'end':>20} {'frames':>8} {'bytes':>12}  first … last")  # noqa: T201
+    print(f"{directory}")
+    print(f"  {'segment':>20} {'end':>20} {'frames':>8} {'bytes':>12}  first … last")
     for report in reports:
-        print(  # noqa: T201
+        print(
             f"  {report.base_offset:>20} {report.end_offset:>20} {report.frames:>8} "
             f"{report.bytes_used:>12}  {_time(report.first_time_us)} … {_time(report.last_time_us)}"
         )
         if report.problem:
-            print(f"    {'torn tail' if report.is_torn else 'DAMAGED'}: {report.problem}")  # noqa: T201
+            print(f"    {'torn tail' if report.is_torn else 'DAMAGED'}: {report.problem}")
     for path in broken_files(directory):
-        print(f"  kept from an earlier repair: {path.name} ({path.stat().st_size} bytes)")  # noqa: T201
+        print(f"  kept from an earlier repair: {path.name} ({path.stat().st_size} bytes)")
 
 
 def _verdict(directory: Path, reports: list[SegmentReport]) -> None:
     frames = sum(report.frames for report in reports)
     begin, end = reports[0].base_offset, reports[-1].end_offset
     problems = [report for report in reports if report.problem]
-    verdict = "ok" if not problems else "torn tail" if all(p.is_torn for p in problems) else "DAMAGED"
-    print(f"{directory}: {verdict}, offsets {begin} to {end}, {frames} frames")  # noqa: T201
+    verdict = (
+        "ok" if not problems else "torn tail" if all(p.is_torn for p in problems) else "DAMAGED"
+    )
+    print(f"{directory}: {verdict}, offsets {begin} to {end}, {frames} frames")
     for report in problems:
-        print(f"  {report.path.name}: {report.problem}")  # noqa: T201
+        print(f"  {report.path.name}: {report.problem}")

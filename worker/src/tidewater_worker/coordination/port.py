@@ -28,6 +28,9 @@ class Coordination(Protocol):
     def version(self) -> int:
         """Return a number that changes with every change of the registry."""
 
+    def owner(self, topic: str, partition: int) -> str | None:
+        """Return who owns a partition, or None."""
+
     def acquire(self, topic: str, partition: int, owner: str) -> int:
         """Take a partition; return its new epoch, higher than any before."""
 

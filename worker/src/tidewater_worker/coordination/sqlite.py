@@ -58,6 +58,13 @@ class SqliteCoordination:
         """Return a number that changes with every change of the registry."""
         return int(self._db.execute("SELECT version FROM registry_version").fetchone()[0])
 
+    def owner(self, topic: str, partition: int) -> str | None:
+        """Return who owns a partition, or None."""
+        row = self._db.execute(
+            "SELECT owner FROM owners WHERE topic = ? AND partition = ?", (topic, partition)
+        ).fetchone()
+        return None if row is None else str(row[0])
+
     def acquire(self, topic: str, partition: int, owner: str) -> int:
         """Take a partition; return its new epoch, higher than any before."""
         with self._db:

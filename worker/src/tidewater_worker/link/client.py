@@ -1,4 +1,4 @@
-"""The edge's end of the local socket: reconnects for ever, and says everything again when it does."""
+"""The edge's end of the local socket: reconnects for ever, and then says everything again."""
 
 import asyncio
 import logging
@@ -118,7 +118,7 @@ class TableLink:
 
     async def _call(
         self, message: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S, call_id: int = 0
-    ) -> Any:  # noqa: ANN401  (each call has its own result)
+    ) -> Any:
         if self._writer is None:
             raise _away()
         call_id = call_id or next(self._ids)
@@ -175,7 +175,7 @@ class TableLink:
             else:
                 self._resolve(message["id"], message["result"])
 
-    def _resolve(self, call_id: int, result: Any) -> None:  # noqa: ANN401
+    def _resolve(self, call_id: int, result: Any) -> None:
         future = self._calls.get(call_id)
         if future is None or future.done():
             return

@@ -27,7 +27,7 @@ PIECE_BYTES: Final = 4 * 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-class _Stop(Exception):  # noqa: N818  (control flow, not an error)
+class _Stop(Exception):
     """SIGTERM came."""
 
 
@@ -97,7 +97,7 @@ class _Connection:
             answer = self._answer(call_id, message)
         except TidewaterError as error:
             answer = {"error": error.to_json()}
-        except Exception as error:  # noqa: BLE001  (the caller must hear of it, whatever it is)
+        except Exception as error:
             log.exception("call %s failed", message["op"])
             answer = {
                 "error": {"kind": "Retryable", "reason": "TableProcessError", "message": str(error)}

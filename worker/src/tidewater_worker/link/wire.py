@@ -21,7 +21,7 @@ _ID: Final = struct.Struct("<Q")
 HEAD_BYTES: Final = _HEAD.size
 
 
-def pack_json(value: Any) -> bytes:  # noqa: ANN401  (whatever msgspec encodes)
+def pack_json(value: Any) -> bytes:
     """Encode a JSON message."""
     payload = msgspec.json.encode(value)
     return _HEAD.pack(len(payload), JSON) + payload

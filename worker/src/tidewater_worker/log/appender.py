@@ -26,17 +26,18 @@ import pyarrow as pa
 from tidewater_core.clock import Clock
 from tidewater_core.crd.topic import SyncMode, TopicSpec
 from tidewater_core.errors import Corrupt, OutcomeUnknown, Overloaded, Retryable, TidewaterError
-from tidewater_worker.log.deleter import remove_segment
 from tidewater_worker.log.group import EncodedFrame, Submission, encode_group
 from tidewater_worker.log.latency import Latencies
 from tidewater_worker.log.producers import Duplicate, Producers, Request, Stored
 from tidewater_worker.log.reader import segment_name
-from tidewater_worker.log.recover import Recovered, Segment, save_producers
+from tidewater_worker.log.recover import Recovered, Segment, save_producers, set_aside
 from tidewater_worker.log.segment import NO_SPACE, SegmentWriter
 from tidewater_worker.log.syncpool import SyncPool
 from tidewater_worker.log.tail import Tail
 from tidewater_worker.schema import log_schema
 
+SMALL_GROUP_BYTES: Final = 64 * 1024
+"""A group this small is written in the time that handing it to a thread takes."""
 DISK_FULL_RETRY_MS: Final = 1_000
 OVERLOADED_RETRY_MS: Final = 100
 log = logging.getLogger(__name__)
@@ -126,8 +127,8 @@ class Appender:
 
     # ---- producing
 
-    def offer(self, submission: Submission) -> None:
-        """Take messages for the log; `submission.done` tells how it ended. Raises if refused."""
+    def check(self, submission: Submission) -> None:
+        """Raise if `offer` would have to refuse; a request over many partitions asks each first."""
         if self.failure is not None:
             raise self.failure
         if self.pending_bytes + submission.nbytes > self.options.inflight_bytes_max:
@@ -136,6 +137,11 @@ class Appender:
                 f"{self.pending_bytes} bytes already wait for partition {self.partition}'s log",
                 OVERLOADED_RETRY_MS,
             )
+        if submission.request is not None:
+            self.producers.find(submission.request, submission.count)
+
+    def offer(self, submission: Submission) -> None:
+        """Take checked messages for the log; `submission.done` tells how it ended."""
         if submission.request is not None and self._is_duplicate(submission):
             return
         self._pending.append(submission)
@@ -189,7 +195,8 @@ class Appender:
             return
         self.next_offset = frames[-1].base_offset + frames[-1].rows
         self._busy = True
-        rotate = self._wants_rotation(sum(frame.nbytes for frame in frames), now_us)
+        nbytes = sum(frame.nbytes for frame in frames)
+        rotate = self._wants_rotation(nbytes, now_us)
         if rotate:
             self._began_us = now_us
         sync = self.options.sync is SyncMode.ALWAYS
@@ -200,7 +207,11 @@ class Appender:
                 self._rotate_segment(frames[0].base_offset)
             self._write(frames, sync=sync)
 
-        self._pool.submit(job, lambda error: self._finish(group, frames, started, error))
+        self._pool.submit(
+            job,
+            lambda error: self._finish(group, frames, started, error),
+            is_small=nbytes <= SMALL_GROUP_BYTES and not rotate,
+        )
 
     def _wants_rotation(self, nbytes: int, now_us: int) -> bool:
         writer = self._writer
@@ -269,7 +280,9 @@ class Appender:
             self._acknowledge(group, frames[0].base_offset)
             self._wake_readers()
         if self._pending:
-            self._start()
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._start)
         elif self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
@@ -333,9 +346,7 @@ class Appender:
         self.durable_end = max(self.durable_end, end)
         self._on_durable(self.durable_end)
         if self.durable_end < self.end:
-            self._sync_timer = self._loop.call_later(
-                self.options.sync_interval_s, self._sync_later
-            )
+            self._sync_timer = self._loop.call_later(self.options.sync_interval_s, self._sync_later)
 
     async def make_durable(self) -> None:
         """Fsync what is acknowledged; at once true with `Always`."""
@@ -386,16 +397,19 @@ class Appender:
     def start_at(self, offset: int) -> None:
         """Begin at `offset`: a new log on a table that has rows, or one behind its table.
 
-        Everything in the old segments is in the table then: they go, so that the log has no gap.
+        Everything in the old segments should be in the table then. They leave the log, which has
+        no gaps, but their bytes are kept.
         """
-        assert offset >= self.next_offset and not self._busy and not self._pending
+        assert offset >= self.next_offset, "an offset is never given twice"
+        assert not self._busy, "nothing is under way"
+        assert not self._pending, "nothing waits"
         self.next_offset = self.end = self.durable_end = offset
         self.tail = Tail(offset, self.options.tail_bytes)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         for segment in self.segments:
-            remove_segment(self.directory, segment.base_offset)
+            set_aside(self.directory, segment.base_offset)
         self.segments = []
         self._rotate = True
 

@@ -1,4 +1,4 @@
-"""The bytes of a log segment: grammar, encoder and decoder. Pure; `docs/formats/log.md` is its prose.
+"""The bytes of a log segment: grammar, encoder and decoder. Pure.
 
     segment := header frame* zeros?
     header  := magic "TWLOG001"  version:u16  flags:u16  topic-uuid:16  partition:u32
@@ -83,7 +83,7 @@ def encode_header(topic_uuid: UUID, partition: int, base_offset: int, schema: pa
         MAGIC, VERSION, 0, topic_uuid.bytes, partition, base_offset, len(schema_bytes)
     )
     checked = fixed + schema_bytes
-    header = checked + _CRC.pack(zlib.crc32(checked))
+    header: bytes = checked + _CRC.pack(zlib.crc32(checked))
     assert len(header) % ALIGN_BYTES == 0, "frames must begin aligned"
     return header
 

@@ -141,10 +141,10 @@ def encode_group(
     offset = base_offset
     for run in _joined(submissions):
         if isinstance(run[0].payload, Rows):
-            columns, rows = _row_columns([s.payload for s in run])  # type: ignore[misc]
+            columns, rows = _row_columns([s.payload for s in run])
         else:
             batches = [s.payload for s in run]
-            batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+            batch: pa.RecordBatch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
             columns, rows = list(batch.columns), batch.num_rows
         times = pa.repeat(pa.scalar(time_us, TIME_TYPE), rows)
         batch = pa.RecordBatch.from_arrays(

@@ -121,9 +121,7 @@ def rebuild(data: fmt.Bytes, header: fmt.SegmentHeader, name: str) -> SparseInde
             )
         body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
         batch = pa.ipc.read_record_batch(body, header.schema)
-        index.note(
-            decoded.base_offset, batch.num_rows, at, decoded.end_at, first_time_us(batch)
-        )
+        index.note(decoded.base_offset, batch.num_rows, at, decoded.end_at, first_time_us(batch))
         at = decoded.end_at
     if isinstance(decoded, fmt.Torn):
         raise Corrupt("FrameCorrupt", f"{name} byte {decoded.at}: {decoded.why}")

@@ -35,9 +35,7 @@ class Request:
     def __post_init__(self) -> None:
         """Refuse what could not be stored and found again."""
         if not self.producer or len(self.producer.encode()) > PRODUCER_BYTES_MAX:
-            raise Invalid(
-                "InvalidProducer", f"a producer id has 1 to {PRODUCER_BYTES_MAX} bytes"
-            )
+            raise Invalid("InvalidProducer", f"a producer id has 1 to {PRODUCER_BYTES_MAX} bytes")
         if not 0 <= self.sequence <= SEQUENCE_MAX:
             raise Invalid("InvalidSequence", f"a sequence is a number from 0 to {SEQUENCE_MAX}")
 

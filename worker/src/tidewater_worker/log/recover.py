@@ -13,6 +13,7 @@ Nothing is decided from a file's length.
 import os
 import zlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -123,13 +124,11 @@ def is_torn(data: fmt.Bytes, at: int, offset: int) -> bool:
         if body and fmt.encode_frame_head(offset, body)[12:16] == view[at + 12 : at + 16]:
             return False
     _, size = fmt.peek_frame(data, at)
-    end = at + size if size else at + used
+    end = at + max(size, used, fmt.FRAME_HEAD_BYTES)
     if end > len(data):
         return True
-    pieces = [at, *range(-(-(at + 1) // SECTOR_BYTES) * SECTOR_BYTES, end, SECTOR_BYTES), end]
-    return any(
-        not any(view[begin:stop]) for begin, stop in zip(pieces, pieces[1:], strict=False)
-    )
+    pieces = [at, *range((at // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES), end]
+    return any(not any(view[begin:stop]) for begin, stop in pairwise(pieces))
 
 
 def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
@@ -150,6 +149,8 @@ def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
         index.note(decoded.base_offset, batch.num_rows, at, decoded.end_at, time_us)
         replay_producers(into.producers, decoded.base_offset, batch)
         at = decoded.end_at
+    if isinstance(decoded, fmt.End) and any(data[at:].lstrip(b"\0")[:1]):
+        decoded = fmt.Torn(at, "zeros before other bytes")
     if isinstance(decoded, fmt.Torn):
         behind = find_valid_frame(data, at, index.end_offset)
         if behind is not None:
@@ -167,19 +168,33 @@ def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
         into.cut_bytes = len(data.rstrip(b"\0")) - at
         if repair:
             _cut(path, data, at)
-    elif any(data[at:].lstrip(b"\0")[:1]):
-        raise Corrupt("FrameCorrupt", f"{path} byte {at}: bytes behind the end of the log")
+    if repair:
+        # What a killed process wrote but did not sync is only in the page cache: before it counts
+        # as durable it must be.
+        with path.open("r+b") as file:
+            os.fdatasync(file.fileno())
     return Segment(header.base_offset, index)
 
 
-def _cut(path: Path, data: bytes, at: int) -> None:
-    """Keep the torn bytes as evidence, then cut them."""
+def _free_broken_name(path: Path) -> Path:
     broken = path.with_name(path.name + BROKEN_SUFFIX)
     number = 0
     while broken.exists():
         number += 1
         broken = path.with_name(f"{path.name}{BROKEN_SUFFIX}.{number}")
-    with broken.open("wb") as file:
+    return broken
+
+
+def set_aside(directory: Path, base_offset: int) -> None:
+    """Take a segment out of the log but keep its bytes."""
+    path = directory / segment_name(base_offset)
+    path.rename(_free_broken_name(path))
+    path.with_suffix(idx.SUFFIX).unlink(missing_ok=True)
+
+
+def _cut(path: Path, data: bytes, at: int) -> None:
+    """Keep the torn bytes as evidence, then cut them."""
+    with _free_broken_name(path).open("wb") as file:
         file.write(data[at:].rstrip(b"\0"))
         file.flush()
         os.fsync(file.fileno())
@@ -199,15 +214,19 @@ def _sealed(path: Path) -> Segment:
     return Segment(int(path.stem), index, int(path.stat().st_mtime * 1e6))
 
 
-def _is_unborn(path: Path, is_last: bool) -> bool:
-    """Tell whether a crash came between making the last segment's file and its header."""
-    if not is_last:
-        return False
+def _is_unborn(path: Path) -> bool:
+    """Tell whether a crash came between making the last segment's file and its header.
+
+    The header is fsynced before the first frame is written: without a header, no message. A
+    header that was damaged later has frames behind it, and is not unborn.
+    """
+    data = path.read_bytes()
     try:
-        fmt.decode_header(path.read_bytes(), path.name)
+        fmt.decode_header(data, path.name)
     except Corrupt as error:
-        # The header is fsynced before the first frame is written: without one, no message.
-        return error.reason == "SegmentHeaderTorn"
+        if error.reason == "SegmentVersionUnknown":
+            return False
+        return find_valid_frame(data, -fmt.ALIGN_BYTES, int(path.stem) - 1) is None
     return False
 
 
@@ -215,10 +234,15 @@ def recover(directory: Path, topic_uuid: UUID, partition: int, *, repair: bool =
     """Read what a partition directory holds; cut a torn tail; refuse damage."""
     into = Recovered()
     bases = list_segments(directory)
-    if bases and _is_unborn(directory / segment_name(bases[-1]), True):
+    if bases and _is_unborn(directory / segment_name(bases[-1])):
+        base = bases.pop()
         if repair:
-            (directory / segment_name(bases[-1])).unlink()
-        bases.pop()
+            path = directory / segment_name(base)
+            if path.stat().st_size:
+                path.rename(_free_broken_name(path))
+            else:
+                path.unlink()
+            fsync_directory(directory)
     for i, base in enumerate(bases):
         path = directory / segment_name(base)
         is_last = i == len(bases) - 1

@@ -7,6 +7,7 @@ the throughput of a growing file, and it does not wait for other files' dirty pa
 Runs in the sync threads; a segment has one writer at a time.
 """
 
+import contextlib
 import errno
 import os
 import threading
@@ -130,7 +131,8 @@ class SegmentWriter:
             os.fsync(self._fd)
             os.close(self._fd)
             self._fd = -1
-        self.path.with_suffix(idx.SUFFIX).write_bytes(self.index.to_bytes())
+        with contextlib.suppress(OSError):  # it is rebuilt when missing
+            self.path.with_suffix(idx.SUFFIX).write_bytes(self.index.to_bytes())
 
     def close(self) -> None:
         """Close without sealing: appending goes on after the next start."""

@@ -1,27 +1,36 @@
-"""The threads that write and fdatasync, away from the event loop.
+"""Where writing and fdatasync happen: in a few threads, or in the event loop if that is quicker.
 
-A handful serve every partition: a partition has at most one job at a time, and an idle one costs
-nothing. A job runs no Python worth mentioning between its system calls.
+A handful of threads serve every partition: a partition has at most one job at a time, and an idle
+one costs nothing. Handing a job to a thread and back costs two wake-ups, on a fast disk as much as
+the fdatasync itself. So a small job is done in the loop, if nothing else is under way and the disk
+has been quick; one slow fdatasync sends the jobs after it to the threads until all is quick again.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import monotonic
 from typing import Final
 
 THREADS: Final = 4
+QUICK_S: Final = 0.0004
+"""A job that took less than this may be done in the loop the next time."""
+SLOW_SHARE: Final = 0.1
+"""Weight of the newest job in the moving average that decides."""
 
 Job = Callable[[], None]
 Done = Callable[[OSError | None], None]
 
 
 class SyncPool:
-    """Runs jobs in threads and tells the event loop when they are done."""
+    """Runs jobs and tells the event loop when they are done."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = THREADS) -> None:
         self._loop = loop
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._under_way = 0
+        self._average_s = QUICK_S
         self._threads = [
             threading.Thread(target=self._run, name=f"sync-{i}", daemon=True)
             for i in range(threads)
@@ -29,8 +38,15 @@ class SyncPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job, done: Done) -> None:
-        """Run `job` in a thread, then `done` in the loop with its operating-system error, if any."""
+    def submit(self, job: Job, done: Done, *, is_small: bool = False) -> None:
+        """Run `job`, then `done` in the loop with the job's operating-system error, if any."""
+        if is_small and self._under_way == 0 and self._average_s < QUICK_S:
+            began = monotonic()
+            error = _attempt(job)
+            self._note(monotonic() - began)
+            done(error)
+            return
+        self._under_way += 1
         self._jobs.put((job, done))
 
     def close(self) -> None:
@@ -40,12 +56,29 @@ class SyncPool:
         for thread in self._threads:
             thread.join()
 
+    def _note(self, seconds: float) -> None:
+        # One slow job counts at once, quick ones win trust back slowly.
+        if seconds > 4 * QUICK_S:
+            self._average_s = seconds
+        else:
+            self._average_s += (seconds - self._average_s) * SLOW_SHARE
+
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
-            error = None
-            try:
-                job()
-            except OSError as failed:
-                error = failed
-            self._loop.call_soon_threadsafe(done, error)
+            began = monotonic()
+            error = _attempt(job)
+            self._loop.call_soon_threadsafe(self._report, done, error, monotonic() - began)
+
+    def _report(self, done: Done, error: OSError | None, seconds: float) -> None:
+        self._under_way -= 1
+        self._note(seconds)
+        done(error)
+
+
+def _attempt(job: Job) -> OSError | None:
+    try:
+        job()
+    except OSError as error:
+        return error
+    return None
