@@ -109,7 +109,7 @@ def sync(profile: str) -> None:
     uv = find_uv()
     python = VENV / "bin" / "python"
     if not python.exists():
-        run(*uv, "venv", "--quiet", "--python", sys.executable, VENV)
+        run(*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV)
     target = ("--python", python)
     files = [ROOT / "requirements" / name for name in REQUIREMENTS[profile]]
     flags = [part for path in files for part in ("-r", path)]
