@@ -1,7 +1,8 @@
-"""Stand-ins for what surrounds the table side: logs written by hand, chosen ids, a scripted clock."""
+"""Stand-ins for what surrounds the table side: logs written by hand, chosen ids, a clock."""
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -137,7 +138,7 @@ class HandLog:
     def drop_segments_before(self, offset: int) -> None:
         """Delete the segments that hold only offsets below this."""
         bases = sorted(int(path.stem) for path in self.directory.glob("*.wal"))
-        for base, following in zip(bases, bases[1:], strict=False):
+        for base, following in pairwise(bases):
             if following <= offset:
                 (self.directory / segment_name(base)).unlink()
 

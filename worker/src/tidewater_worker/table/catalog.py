@@ -1,0 +1,249 @@
+"""The catalog: made from settings, called with its errors named by what to do next.
+
+    certainly not done            Retryable (CommitRefused when another commit was first)
+    perhaps done                  OutcomeUnknown
+    table or namespace not there  NotFound
+    settings are wrong            Invalid
+
+At commit time an error counts as "certainly not done" only if the catalog said so in a way that
+cannot be a lost answer; everything else is OutcomeUnknown, and the table is read back.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, TypeVar
+
+from pyiceberg import exceptions as ice
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import load_catalog as load_pyiceberg_catalog
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable, TidewaterError
+from tidewater_core.settings import CatalogSettings
+
+log = logging.getLogger(__name__)
+
+Identifier = tuple[str, ...]
+_T = TypeVar("_T")
+
+SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
+"""How long one process waits for another that is writing to the catalog's file."""
+POSTGRES_CONNECT_TIMEOUT_S: Final = 5
+DURABLE_IO: Final = "tidewater_worker.table.local_io.DurableFileIO"
+ARROW_IO: Final = "pyiceberg.io.pyarrow.PyArrowFileIO"
+MESSAGE_CHARS_MAX: Final = 500
+
+
+class CommitRefused(Retryable):
+    """The catalog did not carry out the commit: the table is not as we required."""
+
+
+_REFUSED: Final = (ice.CommitFailedException, ice.NoSuchTableError)
+_REJECTED: Final = (
+    ice.BadRequestError,
+    ice.ForbiddenError,
+    ice.UnauthorizedError,
+    ice.AuthorizationExpiredError,
+    ice.TooManyRequestsError,
+    ice.OAuthError,
+)
+_MISSING: Final = (ice.NoSuchTableError, ice.NoSuchNamespaceError, ice.NoSuchIdentifierError)
+
+
+class TableCatalog:
+    """What the table process asks of a catalog; every error is a TidewaterError."""
+
+    def __init__(self, catalog: Catalog, guard: AbstractContextManager[Any] | None = None) -> None:
+        self._catalog = catalog
+        self._guard = guard or nullcontext()
+
+    def load(self, identifier: Identifier) -> Table:
+        """Load a table; NotFound if there is none."""
+        return self._ask(f"load {'.'.join(identifier)}", self._catalog.load_table, identifier)
+
+    def create(
+        self,
+        identifier: Identifier,
+        schema: Schema,
+        spec: PartitionSpec,
+        order: SortOrder,
+        properties: dict[str, str],
+    ) -> Table:
+        """Make a table, and its namespace if need be; Retryable if one is there already."""
+        name = ".".join(identifier)
+        self._ask(
+            f"make namespace of {name}",
+            self._catalog.create_namespace_if_not_exists,
+            identifier[:-1],
+        )
+        return self._ask(
+            f"make table {name}",
+            lambda: self._catalog.create_table(
+                identifier,
+                schema,
+                partition_spec=spec,
+                sort_order=order,
+                properties=properties,
+            ),
+        )
+
+    def commit(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """Send one commit, once: the caller reads back and decides before it tries again."""
+        name = ".".join(table.name())
+        try:
+            with self._guard:
+                return self._catalog.commit_table(table, requirements, updates)
+        except Exception as error:
+            raise commit_error(name, error) from error
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._catalog.close()
+
+    def _ask(self, what: str, call: Callable[..., _T], *args: Any) -> _T:
+        try:
+            with self._guard:
+                return call(*args)
+        except Exception as error:
+            raise read_error(what, error) from error
+
+
+def commit_error(name: str, error: Exception) -> TidewaterError:
+    """Name an error of a commit call by what to do next."""
+    if isinstance(error, TidewaterError):
+        return error
+    if isinstance(error, _REFUSED):
+        return CommitRefused("CommitRefused", f"{name}: {_text(error)}")
+    if isinstance(error, _REJECTED):
+        return Retryable("CatalogRejected", f"{name}: {_text(error)}")
+    if _never_sent(error):
+        return Retryable("CatalogUnreachable", f"{name}: {_text(error)}")
+    return OutcomeUnknown("CommitOutcomeUnknown", f"{name}: {_text(error)}")
+
+
+def read_error(what: str, error: Exception) -> TidewaterError:
+    """Name an error of any other call."""
+    if isinstance(error, TidewaterError):
+        return error
+    if isinstance(error, _MISSING):
+        return NotFound("TableMissing", f"{what}: {_text(error)}")
+    if isinstance(error, ice.TableAlreadyExistsError):
+        return Retryable("TableExists", f"{what}: {_text(error)}")
+    if isinstance(error, _REJECTED):
+        return Retryable("CatalogRejected", f"{what}: {_text(error)}")
+    return Retryable("CatalogUnreachable", f"{what}: {_text(error)}")
+
+
+def _never_sent(error: BaseException) -> bool:
+    """Say if the connection was never made, so that nothing can have been done."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        if seen is None:
+            return False
+        if type(seen).__name__ in {"ConnectTimeout", "NewConnectionError", "ConnectTimeoutError"}:
+            return True
+        reason = getattr(seen, "reason", None)
+        nested = seen.args[0] if seen.args and isinstance(seen.args[0], BaseException) else None
+        seen = reason if isinstance(reason, BaseException) else nested
+    return False
+
+
+def _text(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return f"{type(error).__name__}: {text}"[:MESSAGE_CHARS_MAX]
+
+
+def open_catalog(settings: CatalogSettings) -> TableCatalog:
+    """Make the catalog that the settings describe; it may call the catalog server."""
+    properties = dict(settings.properties)
+    kind = properties.get("type", "").lower() or _infer_type(properties)
+    properties["type"] = kind
+    properties.setdefault("py-io-impl", _file_io(properties))
+    try:
+        if kind == "rest":
+            from tidewater_worker.table.rest import PatientRestCatalog
+
+            rest = {key: value for key, value in properties.items() if key != "type"}
+            return TableCatalog(PatientRestCatalog(settings.name, **rest))
+        if kind == "sql":
+            return TableCatalog(_open_sql(settings.name, properties))
+        if kind == "in-memory":
+            return TableCatalog(_open_in_memory(settings.name, properties), threading.RLock())
+        return TableCatalog(load_pyiceberg_catalog(settings.name, **properties))
+    except ice.NotInstalledError as error:
+        raise Invalid("CatalogNotInstalled", _text(error)) from error
+    except (ValueError, KeyError, TypeError, ice.NoSuchPropertyException) as error:
+        raise Invalid("InvalidCatalog", f"catalog {settings.name}: {_text(error)}") from error
+    except Exception as error:
+        raise read_error(f"open catalog {settings.name}", error) from error
+
+
+def _infer_type(properties: dict[str, str]) -> str:
+    uri = properties.get("uri", "")
+    if uri.startswith("http"):
+        return "rest"
+    if uri.startswith(("sqlite", "postgresql")):
+        return "sql"
+    raise Invalid("InvalidCatalog", "the catalog needs a `type`: rest, sql, glue or in-memory")
+
+
+def _file_io(properties: dict[str, str]) -> str:
+    """Choose the FileIO: durable on a local disk, pyarrow's for every object store."""
+    warehouse = properties.get("warehouse", "file:")
+    local = warehouse.startswith(("file:", "/"))
+    return DURABLE_IO if local else ARROW_IO
+
+
+def _open_sql(name: str, properties: dict[str, str]) -> Catalog:
+    from sqlalchemy import event
+    from sqlalchemy.engine import make_url
+
+    url = make_url(properties["uri"])
+    if url.get_backend_name() == "sqlite":
+        # The driver's own wait applies from the first statement, before any pragma can be set.
+        url = url.update_query_dict({"timeout": str(SQLITE_BUSY_TIMEOUT_MS / 1000)})
+    else:
+        url = url.update_query_dict({"connect_timeout": str(POSTGRES_CONNECT_TIMEOUT_S)})
+        # A connection that the server dropped while we were idle must not fail a commit.
+        properties.setdefault("pool_pre_ping", "true")
+    properties["uri"] = url.render_as_string(hide_password=False)
+    catalog: Any = load_pyiceberg_catalog(name, **properties)
+    if url.get_backend_name() == "sqlite":
+        event.listen(catalog.engine, "connect", _prepare_sqlite)
+        catalog.engine.dispose()
+    return catalog  # type: ignore[no-any-return]
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    """Let readers and one writer of several processes work side by side, and lose nothing."""
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    # An acknowledged commit must survive power loss: NORMAL would not sync the WAL at commit.
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _open_in_memory(name: str, properties: dict[str, str]) -> Catalog:
+    """Make a catalog that lives as long as this process; one connection serves all threads."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import StaticPool
+
+    catalog: Any = load_pyiceberg_catalog(name, **properties)
+    catalog.engine.dispose()
+    catalog.engine = create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+    )
+    catalog.create_tables()
+    return catalog  # type: ignore[no-any-return]

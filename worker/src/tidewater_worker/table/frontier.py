@@ -1,0 +1,157 @@
+"""The frontier of each partition in the table, and what it allows. Pure.
+
+    tidewater.partition.<p> = {"next": N, "epoch": E}
+
+`next` is the offset of the first message that is not in the table; `epoch` is the ownership epoch
+of the last writer. Both move only together with a new snapshot of `main`, so a commit that requires
+the snapshot it was built on also requires the frontier it was decided on.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tidewater_core import names
+from tidewater_core.errors import Corrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """How far a partition is in the table, and who wrote it last."""
+
+    next: int = 0
+    epoch: int = 0
+
+    def to_property(self) -> str:
+        """Write the property's value."""
+        return json.dumps({"next": self.next, "epoch": self.epoch}, separators=(",", ":"))
+
+
+UNWRITTEN: Final = Frontier()
+"""A partition that no owner has written yet."""
+
+
+def parse_frontiers(properties: Mapping[str, str]) -> dict[int, Frontier]:
+    """Read the frontiers of all partitions; a value nobody can read stops the topic (G7)."""
+    found: dict[int, Frontier] = {}
+    for key, text in properties.items():
+        partition = names.partition_of_frontier(key)
+        if partition is not None:
+            found[partition] = _parse(key, text)
+    return found
+
+
+def _parse(key: str, text: str) -> Frontier:
+    try:
+        value = json.loads(text)
+        numbers = (value["next"], value["epoch"])
+    except (ValueError, KeyError, TypeError):
+        numbers = (None, None)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise Corrupt("FrontierDamaged", f"table property {key} is {text[:80]!r}, not a frontier")
+    return Frontier(*numbers)
+
+
+def parse_starts(properties: Mapping[str, str]) -> dict[int, int]:
+    """Read the first kept offset of the partitions that retention has cut."""
+    starts: dict[int, int] = {}
+    for key, text in properties.items():
+        partition = names.partition_of_start(key)
+        if partition is None:
+            continue
+        if not (text.isascii() and text.isdigit()):
+            raise Corrupt("StartDamaged", f"table property {key} is {text[:80]!r}, not an offset")
+        starts[partition] = int(text)
+    return starts
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What this process holds of a partition."""
+
+    epoch: int
+    """Our ownership epoch."""
+    committed: int | None
+    """The frontier as we last saw or committed it; None before the first load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The offsets [first, end) of a partition in one batch."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The table stands exactly where the batch begins and the epoch is ours: commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """The whole batch is in the table already: an earlier attempt got through."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFirst:
+    """The table still carries lower epochs: commit ours before any row."""
+
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Other owners have these partitions: stop them."""
+
+    partitions: dict[int, int]
+    """Partition to the epoch found in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBack:
+    """The catalog no longer knows commits that it acknowledged."""
+
+    partitions: dict[int, tuple[int, int]]
+    """Partition to (the frontier we knew, the frontier found)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recut:
+    """Some rows of the batch are in the table: drop them and cut the batch anew from here."""
+
+    partitions: dict[int, int]
+    """Partition to the frontier found."""
+
+
+Verdict = Go | Landed | EpochFirst | Fenced | MovedBack | Recut
+
+
+def decide(
+    found: Mapping[int, Frontier], claims: Mapping[int, Claim], batch: Mapping[int, Span]
+) -> Verdict:
+    """Say what may be done with a batch on the table just loaded.
+
+    The order of the checks is the order of what may not be got wrong: being fenced ends
+    everything; a frontier that moved back must be said before it is overwritten; rows that are
+    in the table are never sent again; only then may epochs and rows be written.
+    """
+    table = {p: found.get(p, UNWRITTEN) for p in claims}
+    fenced = {p: table[p].epoch for p, claim in claims.items() if table[p].epoch > claim.epoch}
+    if fenced:
+        return Fenced(fenced)
+    back = {
+        p: (claim.committed, table[p].next)
+        for p, claim in claims.items()
+        if claim.committed is not None and table[p].next < claim.committed
+    }
+    if back:
+        return MovedBack(back)
+    if batch and all(table[p].next >= span.end for p, span in batch.items()):
+        return Landed()
+    ahead = {p: table[p].next for p, span in batch.items() if table[p].next != span.first}
+    if ahead:
+        return Recut(ahead)
+    low = tuple(sorted(p for p, claim in claims.items() if table[p].epoch < claim.epoch))
+    return EpochFirst(low) if low else Go()

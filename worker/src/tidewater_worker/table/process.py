@@ -1,0 +1,43 @@
+"""The table process: `python -m tidewater_worker.table.process SETTINGS.json`."""
+
+import gc
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tidewater_core.clock import SystemClock, SystemIds
+from tidewater_core.settings import WorkerSettings
+from tidewater_worker.link.server import serve
+from tidewater_worker.ports import TableEngine, TopicState
+from tidewater_worker.table.service import TableService
+
+SOCKET_NAME = "table.sock"
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the link until SIGTERM."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m tidewater_worker.table.process SETTINGS.json\n")
+        return 2
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    # Chatty at INFO for every file that is opened.
+    logging.getLogger("pyiceberg").setLevel(logging.WARNING)
+    settings = WorkerSettings.from_json(Path(arguments[0]).read_bytes())
+
+    def make_engine(notify: Callable[[TopicState], None]) -> TableEngine:
+        return TableService(settings, SystemClock(), SystemIds(), notify)
+
+    # What was imported lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    serve(make_engine, settings.run_dir / SOCKET_NAME, settings.shutdown_deadline.seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Which files and row groups hold which offsets, from manifests and Parquet footers."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+
+from tidewater_core import names
+from tidewater_core.errors import Corrupt, Invalid
+
+FILES_CACHED_MAX: Final = 100_000
+"""Data files whose bounds are kept in memory, over all tables."""
+FOOTERS_CACHED_MAX: Final = 512
+OFFSET_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Least and greatest partition, offset and time (µs) of some rows; as wide as may be."""
+
+    partitions: tuple[int, int]
+    offsets: tuple[int, int]
+    times: tuple[int, int]
+
+    def meets(self, partition: int, start: int, end: int) -> bool:
+        """Say if rows of the partition in [start, end) may be here."""
+        low, high = self.partitions
+        first, last = self.offsets
+        return low <= partition <= high and first < end and last >= start
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A data file and what it may hold."""
+
+    path: str
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group and what it may hold."""
+
+    path: str
+    index: int
+    rows: int
+    nbytes: int
+    bounds: Bounds
+
+
+_V = TypeVar("_V")
+
+
+class _Lru(Generic[_V]):
+    """A cache bounded by the sum of its entries' weights. Thread-safe."""
+
+    def __init__(self, weight_max: int) -> None:
+        self._weight_max = weight_max
+        self._weight = 0
+        self._items: OrderedDict[str, tuple[_V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> _V | None:
+        with self._lock:
+            found = self._items.get(key)
+            if found is None:
+                return None
+            self._items.move_to_end(key)
+            return found[0]
+
+    def put(self, key: str, value: _V, weight: int) -> None:
+        with self._lock:
+            if key in self._items or weight > self._weight_max:
+                return
+            self._items[key] = (value, weight)
+            self._weight += weight
+            while self._weight > self._weight_max:
+                _, (_, freed) = self._items.popitem(last=False)
+                self._weight -= freed
+
+
+class RangeIndex:
+    """Bounds of files and row groups, remembered: manifests and data files never change."""
+
+    def __init__(self) -> None:
+        self._manifests: _Lru[tuple[FileRange, ...]] = _Lru(FILES_CACHED_MAX)
+        self._footers: _Lru[pq.FileMetaData] = _Lru(FOOTERS_CACHED_MAX)
+
+    def files(self, metadata: TableMetadata, snapshot_id: int, io: FileIO) -> Iterator[FileRange]:
+        """Yield the data files of a snapshot."""
+        snapshot = metadata.snapshot_by_id(snapshot_id)
+        assert snapshot is not None
+        columns = column_ids(metadata.schema())
+        for manifest in snapshot.manifests(io):
+            if manifest.content != ManifestContent.DATA:
+                if manifest.has_added_files() or manifest.has_existing_files():
+                    raise Invalid(
+                        "DeleteFilesUnsupported",
+                        "the table has merge-on-read deletes; compact it before reading history",
+                    )
+                continue
+            ranges = self._manifests.get(manifest.manifest_path)
+            if ranges is None:
+                entries = manifest.fetch_manifest_entry(io)
+                ranges = tuple(_file_range(entry.data_file, columns) for entry in entries)
+                self._manifests.put(manifest.manifest_path, ranges, max(1, len(ranges)))
+            yield from ranges
+
+    def footer(self, path: str, io: FileIO) -> pq.FileMetaData:
+        """Return the footer of a data file."""
+        footer = self._footers.get(path)
+        if footer is None:
+            with io.new_input(path).open() as source:
+                footer = pq.read_metadata(source)
+            self._footers.put(path, footer, 1)
+        return footer
+
+    def row_groups(
+        self, files: Iterable[FileRange], io: FileIO, partition: int, start: int, end: int
+    ) -> list[RowGroup]:
+        """Return the row groups that may hold the partition's rows in [start, end), by offset."""
+        found: list[RowGroup] = []
+        for file in files:
+            if file.bounds.meets(partition, start, end):
+                footer = self.footer(file.path, io)
+                found += [
+                    group
+                    for group in _row_groups(file, footer)
+                    if group.bounds.meets(partition, start, end)
+                ]
+        return sorted(found, key=lambda group: group.bounds.offsets)
+
+
+def column_ids(schema: Schema) -> tuple[int, int, int]:
+    """Return the field ids of partition, offset and time."""
+    partition, offset, time = (
+        schema.find_field(name).field_id
+        for name in (names.TW_PARTITION, names.TW_OFFSET, names.TW_TIME)
+    )
+    return partition, offset, time
+
+
+def _file_range(file: DataFile, columns: tuple[int, int, int]) -> FileRange:
+    widest = ((-1, (1 << 31) - 1), (0, OFFSET_MAX), (0, OFFSET_MAX))
+    found: list[tuple[int, int]] = []
+    lows, highs = file.lower_bounds or {}, file.upper_bounds or {}
+    for column, wide in zip(columns, widest, strict=True):
+        low, high = lows.get(column), highs.get(column)
+        found.append(
+            wide
+            if low is None or high is None
+            else (
+                int.from_bytes(low, "little", signed=True),
+                int.from_bytes(high, "little", signed=True),
+            )
+        )
+    return FileRange(file.file_path, Bounds(found[0], found[1], found[2]))
+
+
+def _row_groups(file: FileRange, footer: pq.FileMetaData) -> Iterator[RowGroup]:
+    paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    try:
+        columns = [
+            paths.index(name) for name in (names.TW_PARTITION, names.TW_OFFSET, names.TW_TIME)
+        ]
+    except ValueError as error:
+        raise Corrupt("ForeignFile", f"{file.path} lacks a tw_ column: {error}") from error
+    whole = (file.bounds.partitions, file.bounds.offsets, file.bounds.times)
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        ranges = [
+            _statistics(group.column(column), wide)
+            for column, wide in zip(columns, whole, strict=True)
+        ]
+        yield RowGroup(
+            path=file.path,
+            index=index,
+            rows=group.num_rows,
+            nbytes=group.total_byte_size,
+            bounds=Bounds(ranges[0], ranges[1], ranges[2]),
+        )
+
+
+def _statistics(column: Any, wide: tuple[int, int]) -> tuple[int, int]:
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max:
+        return wide
+    return int(statistics.min_raw), int(statistics.max_raw)

@@ -1,0 +1,149 @@
+"""The table process's engine: all topics of a worker on a few threads (implements TableEngine)."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidewater_core.clock import Clock, IdSource
+from tidewater_core.errors import NotFound
+from tidewater_core.settings import WorkerSettings
+from tidewater_worker.ports import FlushResult, TopicAssignment, TopicState
+from tidewater_worker.table.catalog import TableCatalog, open_catalog
+from tidewater_worker.table.flushing import flush_timeout
+from tidewater_worker.table.health import table_health
+from tidewater_worker.table.ranges import RangeIndex
+from tidewater_worker.table.scheduler import Scheduler
+from tidewater_worker.table.topic import TopicRun, topic_table
+
+log = logging.getLogger(__name__)
+
+THREADS: Final = 4
+"""Encoding and uploads release the GIL; more threads than this only take turns."""
+CLOSE_POLL_S: Final = 0.05
+STOP_TIMEOUT_S: Final = 5.0
+
+
+class TableService:
+    """Commits the rows of many topics, and reads them back."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        clock: Clock,
+        ids: IdSource,
+        notify: Callable[[TopicState], None],
+        catalog: TableCatalog | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._ids = ids
+        self._notify = notify
+        self._catalog = catalog
+        self._catalog_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._topics: dict[str, TopicRun] = {}
+        self._index = RangeIndex()
+        self._scheduler = Scheduler(THREADS, clock, "table")
+
+    def assign(self, topics: list[TopicAssignment]) -> None:
+        """Take the full set of topics owned now."""
+        wanted = {assignment.topic: assignment for assignment in topics if assignment.partitions}
+        with self._lock:
+            for name in [name for name in self._topics if name not in wanted]:
+                self._scheduler.forget(self._topics.pop(name))
+                log.info("topic let go topic=%s", name)
+            for name, assignment in wanted.items():
+                run = self._topics.get(name)
+                if run is None or run.where.uuid != assignment.uuid:
+                    if run is not None:
+                        self._scheduler.forget(run)
+                    run = TopicRun(
+                        assignment,
+                        topic_table(assignment),
+                        self.catalog,
+                        self._clock,
+                        self._ids,
+                        self._notify,
+                        self._index,
+                    )
+                    self._topics[name] = run
+                else:
+                    run.update(assignment)
+                self._scheduler.poke(run)
+
+    def durable(self, topic: str, ends: dict[int, int]) -> None:
+        """Note how far partitions are durable."""
+        run = self._topics.get(topic)
+        if run is not None:
+            run.durable(ends)
+            self._scheduler.poke(run)
+
+    def flush(self, topic: str, upto: dict[int, int], timeout_s: float) -> FlushResult:
+        """Commit until every frontier reaches `upto`."""
+        run = self._find(topic)
+        deadline = self._clock.monotonic() + timeout_s
+        run.want(upto)
+        self._scheduler.poke(run)
+        with run.changed:
+            while (result := run.flushed(upto)) is None:
+                left = deadline - self._clock.monotonic()
+                if left <= 0:
+                    raise flush_timeout(run.state, upto)
+                run.changed.wait(left)
+        return result
+
+    def history(
+        self, topic: str, partition: int, start: int, end: int, max_rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Read [start, end) from the table in offset order, contiguous, at most `max_rows`."""
+        return self._find(topic).reader.read(partition, start, end, max_rows)
+
+    def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
+        """Return the first offset in the table whose time is not before `timestamp_us`."""
+        return self._find(topic).reader.offset_at(partition, timestamp_us)
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        """Return table health from metadata, and what has happened since the process began."""
+        run = self._find(topic)
+        return {**table_health(run.reader.view()), **run.counters()}
+
+    def states(self) -> list[TopicState]:
+        """Return the state of every topic."""
+        with self._lock:
+            return [run.state for run in self._topics.values()]
+
+    def close(self, deadline_s: float) -> None:
+        """Commit everything durable, then stop; bounded by the deadline."""
+        deadline = self._clock.monotonic() + deadline_s
+        with self._lock:
+            runs = list(self._topics.values())
+        for run in runs:
+            run.hurry()
+            self._scheduler.poke(run)
+        for run in runs:
+            with run.changed:
+                while not run.drained and (left := deadline - self._clock.monotonic()) > 0:
+                    run.changed.wait(min(left, CLOSE_POLL_S))
+        late = [str(run.where.topic) for run in runs if not run.drained]
+        if late:
+            log.warning("closed before all rows were in the table topics=%s", ",".join(late))
+        self._scheduler.stop(max(STOP_TIMEOUT_S, deadline - self._clock.monotonic()))
+        with self._catalog_lock:
+            if self._catalog is not None:
+                self._catalog.close()
+
+    def catalog(self) -> TableCatalog:
+        """Return the catalog, opened at the first use: its server may not be up yet."""
+        with self._catalog_lock:
+            if self._catalog is None:
+                self._catalog = open_catalog(self._settings.catalog)
+            return self._catalog
+
+    def _find(self, topic: str) -> TopicRun:
+        run = self._topics.get(topic)
+        if run is None:
+            raise NotFound("UnknownTopic", f"{topic} is not on this worker")
+        return run
