@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_no_registry_is_named() -> None:
 
     What an image is made of and which images a cluster runs has to be named somewhere: there.
     """
-    assert lines_that_match(REGISTRY_HOST, "Dockerfile.", "e2e/manifests/", "charts/") == []
+    assert lines_that_match(REGISTRY_HOST, "Dockerfile.", "e2e/", "charts/") == []
 
 
 def test_no_path_of_a_machine_is_named() -> None:
@@ -166,6 +167,36 @@ def test_components_have_one_version() -> None:
     ours = [d for project in projects for d in project["dependencies"] if "tidewater" in d]
     assert set(ours) == {f"tidewater-core=={version}"}
     assert {project["requires-python"] for project in projects} == {">=3.11"}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_imports_are_declared(component: str) -> None:
+    """What comes along with another package today may not tomorrow."""
+    project = tomllib.loads((ROOT / component / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+    declared = {_normal(requirement) for group in groups for requirement in group}
+    owners = packages_distributions()
+    undeclared = {
+        f"{name(path)}: {module}"
+        for path in python_files()
+        if path.is_relative_to(ROOT / component)
+        for module in _imported(path)
+        if module in owners
+        and not {_normal(owner) for owner in owners[module]}
+        & (declared | {_normal(project["name"])})
+    }
+    assert undeclared == set()
+
+
+def _normal(requirement: str) -> str:
+    return re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-")
+
+
+def _imported(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    parts = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {module.split(".")[0] for module in plain | parts}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.in")), ids=name)
