@@ -53,7 +53,8 @@ async def serve(settings: WorkerSettings) -> None:
     producing = Producing(node)
     config = uvicorn.Config(
         make_app(node, producing),
-        http=partial(EdgeProtocol, node, producing),  # type: ignore[arg-type]  (it is called)
+        # uvicorn only calls it: a function that makes connections serves as a class.
+        http=partial(EdgeProtocol, node, producing),  # type: ignore[arg-type]
         loop="none",
         lifespan="off",
         access_log=False,

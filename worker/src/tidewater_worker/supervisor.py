@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 RESTART_S: Final = 0.1
 RESTART_S_MAX: Final = 5.0
@@ -105,3 +105,13 @@ def supervise(settings: Path, run_dir: Path, shutdown_deadline_s: float) -> int:
     for child in children:
         (run_dir / f"{child.role}.pid").unlink(missing_ok=True)
     return 0
+
+
+def replace_process(settings: Path, run_dir: Path, shutdown_deadline_s: float) -> NoReturn:
+    """Become the supervisor: the caller's imports must not stay in memory for its whole life."""
+    arguments = [str(settings), str(run_dir), str(shutdown_deadline_s)]
+    os.execv(sys.executable, [sys.executable, "-m", "tidewater_worker.supervisor", *arguments])  # noqa: S606
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))

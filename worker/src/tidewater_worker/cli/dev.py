@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import NoReturn
 
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import WorkerSettings, embedded
@@ -20,7 +21,7 @@ QUICKSTART = """\
 apiVersion: tidewater.dev/v1alpha1
 kind: Topic
 metadata: {name: quickstart, namespace: default}
-spec: {}
+spec: {partitions: 1}
 """
 READY_WAIT_S = 60
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> NoReturn:
     """Run until Ctrl-C or SIGTERM."""
     for path in args.filename:
         if not path.is_file():
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     (settings.run_dir / "edge.addr").unlink(missing_ok=True)
     if os.fork() == 0:
         os._exit(_announce(settings))
-    return start(settings, [])
+    start(settings, [])
 
 
 def _ensure_a_topic(settings: WorkerSettings) -> None:

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from pathlib import Path
+from typing import NoReturn
 
 from tidewater_core.clock import SystemIds
 from tidewater_core.crd.change import topic_change_problems
@@ -12,7 +13,7 @@ from tidewater_core.crd.topic import Topic, TopicSpec
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.coordination.sqlite import SqliteCoordination
-from tidewater_worker.supervisor import supervise
+from tidewater_worker.supervisor import replace_process
 
 NAME = "worker"
 HELP = "run a worker from a settings file"
@@ -37,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> NoReturn:
     """Run until SIGTERM."""
     settings = WorkerSettings.from_json(expand(args.settings.read_text(), dict(os.environ)))
-    return start(settings, args.filename)
+    start(settings, args.filename)
 
 
 def expand(text: str, environment: dict[str, str]) -> str:
@@ -81,11 +82,11 @@ def register(settings: WorkerSettings, manifests: list[Path]) -> list[str]:
     return registered
 
 
-def start(settings: WorkerSettings, manifests: list[Path]) -> int:
+def start(settings: WorkerSettings, manifests: list[Path]) -> NoReturn:
     """Register the manifests, write the settings where the processes find them, and supervise."""
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     register(settings, manifests)
     path = settings.run_dir / "settings.json"
     path.touch(mode=0o600)  # it may hold the catalog's credentials
     path.write_text(settings.to_json())
-    return supervise(path, settings.run_dir, settings.shutdown_deadline.seconds)
+    replace_process(path, settings.run_dir, settings.shutdown_deadline.seconds)
