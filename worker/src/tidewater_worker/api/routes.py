@@ -4,6 +4,7 @@ And producing, for the requests that do not take the short way of `protocol`.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -28,7 +29,11 @@ from tidewater_worker.topic import Topic
 
 READ_ROWS_DEFAULT: Final = 100
 STREAM_ROWS_DEFAULT: Final = 1_000_000
+TIMESTAMP_DIGITS_MAX: Final = 15
 JSON_TYPE: Final = "application/json"
+
+
+log = logging.getLogger(__name__)
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -45,7 +50,7 @@ def _error(error: TidewaterError) -> Response:
 def _timestamp_us(text: str | None) -> int | None:
     if text is None:
         return None
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= TIMESTAMP_DIGITS_MAX:
         return int(text) * 1000
     try:
         parsed = datetime.fromisoformat(text)
@@ -73,6 +78,12 @@ def make_app(node: Node, producing: Producing) -> FastAPI:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         return _error(Invalid("InvalidParameter", f"{where}: {first['msg']}"))
+
+    @app.exception_handler(Exception)
+    async def broken(_request: Request, error: Exception) -> Response:
+        log.exception("a request failed", exc_info=error)
+        message = "this is a fault of the worker; its log has the details"
+        return _json({"error": {"reason": "Internal", "message": message}}, 500)
 
     @app.exception_handler(404)
     async def unknown(request: Request, _error_: Exception) -> Response:
