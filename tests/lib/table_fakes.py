@@ -92,8 +92,7 @@ def random_batch(spec: TopicSpec, rows: int, size: int, time_us: int = TIME_US) 
     values = pa.Array.from_buffers(
         pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(os.urandom(rows * size))]
     )
-    batch = message_batch(spec, [], time_us=time_us)
-    schema = batch.schema
+    schema = log_schema(spec)
     times = pa.array(np.full(rows, time_us)).cast(schema.field("tw_time").type)
     producer = pa.RunEndEncodedArray.from_arrays(
         pa.array([rows], pa.int32()), pa.array([None], pa.string())

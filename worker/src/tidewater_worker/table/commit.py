@@ -17,11 +17,13 @@ Invariants, whatever is sent:
 Since no state lives outside the table, a process that dies anywhere begins again at `Load`.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 
+from tidewater_core import names
 from tidewater_core.errors import Corrupt, Invalid, TidewaterError
 from tidewater_worker.table.frontier import (
+    UNWRITTEN,
     Claim,
     EpochFirst,
     Fenced,
@@ -31,6 +33,7 @@ from tidewater_worker.table.frontier import (
     Recut,
     Span,
     decide,
+    parse_frontiers,
 )
 from tidewater_worker.table.view import TableView
 
@@ -114,6 +117,40 @@ def check_identity(view: TableView, identity: Identity) -> Halted | bool:
     return Halted("TableNotOurs", "the table exists and was not made by Tidewater")
 
 
+def check_head(view: TableView, partitions: Iterable[int]) -> Halted | None:
+    """Notice a table that was rolled back: its rows went, its frontier stayed.
+
+    The newest snapshot of `main` that mentions a partition must carry the frontier that the
+    property has. Where older snapshots are expired there is nothing to compare, and nothing to say.
+    """
+    unseen = set(partitions)
+    snapshot = view.metadata.current_snapshot()
+    while snapshot is not None and unseen:
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        for partition, carried in parse_frontiers(summary).items():
+            if partition not in unseen:
+                continue
+            unseen.discard(partition)
+            found = view.frontiers.get(partition, UNWRITTEN)
+            if carried.next < found.next:
+                return Halted(
+                    "TableRolledBack",
+                    f"partition {partition}: the head {view.snapshot_id} has rows up to "
+                    f"{carried.next - 1}, the frontier says {found.next - 1}. Roll the table "
+                    f"forward, or set {names.frontier_property(partition)} to what the head "
+                    "carries to have the rows committed again from the log",
+                )
+            if carried.next > found.next:
+                return Halted(
+                    "FrontierDamaged",
+                    f"partition {partition}: the head {view.snapshot_id} has rows up to "
+                    f"{carried.next - 1}, {names.frontier_property(partition)} says {found.next}",
+                )
+        parent = snapshot.parent_snapshot_id
+        snapshot = view.metadata.snapshot_by_id(parent) if parent is not None else None
+    return None
+
+
 def run_commit(
     identity: Identity,
     claims: Mapping[int, Claim],
@@ -136,6 +173,9 @@ def run_commit(
                 continue
             assert reply is not None
             view = reply
+            rolled_back = check_head(view, claims)
+            if rolled_back is not None:
+                return Outcome(rolled_back, view)
         adopt = check_identity(view, identity)
         if isinstance(adopt, Halted):
             return Outcome(adopt, view)

@@ -1,9 +1,9 @@
-"""What keeps a flush from succeeding. Pure."""
+"""When a flush is done, and what keeps it from getting there. Pure."""
 
 from collections.abc import Mapping
 
 from tidewater_core.errors import Fenced, NotFound, Retryable, TidewaterError
-from tidewater_worker.ports import Phase, TopicState
+from tidewater_worker.ports import FlushResult, Phase, TopicState
 
 
 def flush_problem(state: TopicState, upto: Mapping[int, int]) -> TidewaterError | None:
@@ -19,6 +19,17 @@ def flush_problem(state: TopicState, upto: Mapping[int, int]) -> TidewaterError 
         kind = Fenced if part.reason == "Fenced" else Retryable
         return kind(part.reason, f"{state.topic} partition {number}: {part.message}")
     return None
+
+
+def flush_result(state: TopicState, upto: Mapping[int, int]) -> FlushResult | None:
+    """Return the result once all of `upto` is in the table; raise if it cannot get there."""
+    problem = flush_problem(state, upto)
+    if problem is not None:
+        raise problem
+    frontier = {number: part.next for number, part in state.partitions.items()}
+    if any(frontier[number] < end for number, end in upto.items()):
+        return None
+    return FlushResult(snapshot_id=state.snapshot_id, frontier=frontier)
 
 
 def flush_timeout(state: TopicState, upto: Mapping[int, int]) -> TidewaterError:

@@ -222,8 +222,24 @@ class HistoryReader:
             finally:
                 reader.close()
 
-    def has_rows_from(self, view: TableView, partition: int, offset: int) -> bool:
-        """Say if the table has a row of the partition at or past an offset."""
+    def check_nothing_from(self, view: TableView, partition: int, offset: int) -> None:
+        """Make sure that the table has no row of the partition at or past an offset.
+
+        A frontier below rows that are there was damaged, not forgotten: committing from it would
+        add them a second time.
+        """
+        try:
+            found = self._has_rows_from(view, partition, offset)
+        except OSError as error:
+            raise Retryable("WarehouseUnavailable", f"reading data files: {error}") from error
+        if found:
+            raise Corrupt(
+                "FrontierDamaged",
+                f"{names.frontier_property(partition)} says {offset}, "
+                "but the table has rows from there on",
+            )
+
+    def _has_rows_from(self, view: TableView, partition: int, offset: int) -> bool:
         if view.snapshot_id is None:
             return False
         files = self._index.files(view.metadata, view.snapshot_id, view.table.io)

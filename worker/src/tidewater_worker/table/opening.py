@@ -7,6 +7,7 @@ from pathlib import Path
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Conflict, NotFound, Retryable, TidewaterError
 from tidewater_core.names import TopicName
+from tidewater_worker.ports import TopicAssignment
 from tidewater_worker.table import layout
 from tidewater_worker.table.catalog import TableCatalog, commit_error
 from tidewater_worker.table.marker import Marker, read_marker, write_marker
@@ -29,6 +30,17 @@ class TopicTable:
     def identifier(self) -> tuple[str, ...]:
         """The table's name in the catalog."""
         return layout.table_identifier(self.topic, self.spec)
+
+
+def topic_table(assignment: TopicAssignment) -> TopicTable:
+    """Read what an assignment says of the topic and its table."""
+    first = next(iter(assignment.partitions.values()))
+    return TopicTable(
+        topic=TopicName.parse(assignment.topic),
+        uuid=assignment.uuid,
+        spec=TopicSpec.model_validate_json(assignment.spec),
+        directory=Path(first.directory).parent,
+    )
 
 
 def bound_table(where: TopicTable) -> str | None:

@@ -1,10 +1,12 @@
 """One partition as the table process sees it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidewater_worker.log.reader import LogReader
-from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase
+from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase, TopicAssignment
+from tidewater_worker.table.cut import Source
 from tidewater_worker.table.frontier import Claim, Frontier
 
 
@@ -117,3 +119,57 @@ class PartitionRun:
             reason=self.reason,
             message=self.message,
         )
+
+
+class PartitionSet(dict[int, PartitionRun]):
+    """The partitions of a topic on this worker."""
+
+    def absorb(self, assignment: TopicAssignment, ends: Mapping[int, int]) -> bool:
+        """Take in an assignment and durable ends; say if owner or partitions have changed."""
+        changed = False
+        for number, part in assignment.partitions.items():
+            run = self.get(number)
+            if run is None or run.epoch != part.epoch or run.directory != part.directory:
+                if run is not None:
+                    run.log.close()
+                run = self[number] = PartitionRun.of(number, part)
+                changed = True
+            run.durable_end = max(run.durable_end, part.durable_end, ends.get(number, 0))
+        for number in [number for number in self if number not in assignment.partitions]:
+            self.pop(number).log.close()
+            changed = True
+        return changed
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are durable and not yet in the table."""
+        return sum(run.waiting for run in self.values())
+
+    @property
+    def opening(self) -> list[PartitionRun]:
+        """Partitions whose frontier is not known yet."""
+        return [r for r in self.values() if r.phase is not Phase.STOPPED and not r.opened]
+
+    @property
+    def stopped(self) -> bool:
+        """Say if all partitions are stopped."""
+        return bool(self) and all(run.phase is Phase.STOPPED for run in self.values())
+
+    def claims(self) -> dict[int, Claim]:
+        """Return what we hold of the partitions that go on."""
+        return {number: run.claim for number, run in self.items() if run.active}
+
+    def sources(self) -> list[Source]:
+        """Return the rows that wait."""
+        return [
+            Source(run.number, run.log, run.next, run.durable_end)
+            for run in self.values()
+            if run.waiting
+        ]
+
+    def reopen(self) -> None:
+        """Look at the table again before the next row."""
+        for run in self.values():
+            run.opened = False
+            if run.phase is not Phase.STOPPED:
+                run.phase = Phase.OPENING

@@ -10,6 +10,7 @@ from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.link.server import serve
 from tidewater_worker.ports import TableEngine, TopicState
+from tidewater_worker.table import memory
 from tidewater_worker.table.service import TableService
 
 SOCKET_NAME = "table.sock"
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    memory.set_up()
     # Chatty at INFO for every file that is opened.
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
     settings = WorkerSettings.from_json(Path(arguments[0]).read_bytes())

@@ -12,11 +12,11 @@ from tidewater_core.errors import NotFound
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.ports import FlushResult, TopicAssignment, TopicState
 from tidewater_worker.table.catalog import TableCatalog, open_catalog
-from tidewater_worker.table.flushing import flush_timeout
+from tidewater_worker.table.flushing import flush_result, flush_timeout
 from tidewater_worker.table.health import table_health
 from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.scheduler import Scheduler
-from tidewater_worker.table.topic import TopicRun, topic_table
+from tidewater_worker.table.topic import TopicRun
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class TableService:
                         self._scheduler.forget(run)
                     run = TopicRun(
                         assignment,
-                        topic_table(assignment),
                         self.catalog,
                         self._clock,
                         self._ids,
@@ -71,28 +70,28 @@ class TableService:
                     )
                     self._topics[name] = run
                 else:
-                    run.update(assignment)
+                    run.inbox.assign(assignment)
                 self._scheduler.poke(run)
 
     def durable(self, topic: str, ends: dict[int, int]) -> None:
         """Note how far partitions are durable."""
         run = self._topics.get(topic)
         if run is not None:
-            run.durable(ends)
+            run.inbox.durable(ends)
             self._scheduler.poke(run)
 
     def flush(self, topic: str, upto: dict[int, int], timeout_s: float) -> FlushResult:
         """Commit until every frontier reaches `upto`."""
         run = self._find(topic)
         deadline = self._clock.monotonic() + timeout_s
-        run.want(upto)
+        run.inbox.want(upto)
         self._scheduler.poke(run)
-        with run.changed:
-            while (result := run.flushed(upto)) is None:
+        with run.inbox.changed:
+            while (result := flush_result(run.state, upto)) is None:
                 left = deadline - self._clock.monotonic()
                 if left <= 0:
                     raise flush_timeout(run.state, upto)
-                run.changed.wait(left)
+                run.inbox.changed.wait(left)
         return result
 
     def history(
@@ -121,12 +120,12 @@ class TableService:
         with self._lock:
             runs = list(self._topics.values())
         for run in runs:
-            run.hurry()
+            run.inbox.hurry()
             self._scheduler.poke(run)
         for run in runs:
-            with run.changed:
+            with run.inbox.changed:
                 while not run.drained and (left := deadline - self._clock.monotonic()) > 0:
-                    run.changed.wait(min(left, CLOSE_POLL_S))
+                    run.inbox.changed.wait(min(left, CLOSE_POLL_S))
         late = [str(run.where.topic) for run in runs if not run.drained]
         if late:
             log.warning("closed before all rows were in the table topics=%s", ",".join(late))
