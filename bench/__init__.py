@@ -1,0 +1,1 @@
+"""The benchmark: Tidewater beside its peers, in one run, interleaved. See README.md."""

@@ -1,0 +1,74 @@
+"""How many messages are acknowledged per second in batches of 1,000 × 100 B."""
+
+from typing import Any
+
+from bench.lines import Line, Result, Target
+from bench.samples import middle, summarise
+from bench.stage import Stage
+from tidewater import wire
+
+ROWS = 1000
+SIZE = 100
+THREADS = 4
+KINDS = {"JSON": wire.JSON, "NDJSON": wire.NDJSON, "Arrow IPC": wire.ARROW}
+TARGETS = {
+    "JSON": Target("value", at_least=400_000),
+    "Arrow IPC": Target("value", at_least=2_000_000),
+}
+
+
+def run(stage: Stage) -> Result:
+    """Alternate between the formats and NATS."""
+    plan = stage.plan
+    for kind in KINDS.values():
+        stage.producer.call("prepare", kind=kind, rows=ROWS, size=SIZE)
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in (*KINDS, "nats")}
+    for number in range(plan.bulk_rounds):
+        stage.say(f"bulk, round {number + 1} of {plan.bulk_rounds}")
+        for name, kind in KINDS.items():
+            answers[name].append(
+                stage.producer.call(
+                    "bulk",
+                    topic="bench/bulk",
+                    kind=kind,
+                    threads=THREADS,
+                    seconds=plan.bulk_seconds,
+                )
+            )
+            # What waits for the table must not slow down the next one's turn.
+            stage.tidewater.settle("bench/bulk")
+        answers["nats"].append(
+            stage.nats_producer.call("bulk", size=SIZE, seconds=plan.bulk_seconds)
+        )
+    return _result(answers)
+
+
+def _result(answers: dict[str, list[dict[str, Any]]]) -> Result:
+    rates = {
+        name: [answer["rows"] / answer["elapsed_s"] for answer in found]
+        for name, found in answers.items()
+    }
+    cpu = {
+        name: middle(answer["cpu_s"] / answer["rows"] * 1e6 for answer in found)
+        for name, found in answers.items()
+    }
+    result = Result(raw={"rates": rates, "client_cpu_s_per_million": cpu})
+    group = f"bulk, {THREADS} connections, batches of {ROWS:,} × {SIZE} B (NATS: async publish)"
+    for name in KINDS:
+        result.lines.append(
+            Line(
+                group,
+                name,
+                "msg/s",
+                middle(rates[name]),
+                nats=middle(rates["nats"]),
+                target=TARGETS.get(name),
+            )
+        )
+        latency = summarise(us for answer in answers[name] for us in answer["us"])
+        result.raw[f"{name} batch ack us"] = latency.to_json()
+    for name in KINDS:
+        result.lines.append(
+            Line(group, f"{name}: client CPU per million", "s", cpu[name], nats=cpu["nats"])
+        )
+    return result
