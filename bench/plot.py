@@ -72,7 +72,7 @@ def _flight(axis: Axes, data: dict[str, Any]) -> None:
 
 def _bulk(axis: Axes, data: dict[str, Any]) -> None:
     for number, (name, rates) in enumerate(data["rates"].items()):
-        colour = COLOURS.get(name, COLOURS["tidewater"])
+        colour = COLOURS["nats" if name.startswith("NATS") else "tidewater"]
         axis.bar(number, sorted(rates)[len(rates) // 2], color=colour)
         axis.scatter([number] * len(rates), rates, color="black", s=8, zorder=3)
     axis.set_xticks(range(len(data["rates"])), list(data["rates"]))

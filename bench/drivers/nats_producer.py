@@ -1,6 +1,7 @@
 """NATS JetStream's own Python client (nats-py) as a producer."""
 
 import asyncio
+import json
 import sys
 import time
 from typing import Any
@@ -39,7 +40,9 @@ class Producers:
 
     async def _add_stream(self) -> None:
         await self._main.jetstream().add_stream(
-            StreamConfig(name="bench", subjects=["bench.>"], storage=StorageType.FILE)
+            StreamConfig(
+                name="bench", subjects=["bench.>"], storage=StorageType.FILE, allow_atomic=True
+            )
         )
 
     def latency(self, size: int, count: int) -> dict[str, Any]:
@@ -108,11 +111,49 @@ class Producers:
         count, elapsed_s = self._runner.run(run())
         return {"rows": count, "elapsed_s": elapsed_s}
 
+    def bulk_atomic(self, size: int, rows: int, writers: int, seconds: float) -> dict[str, Any]:
+        """Publish atomic batches: one ack, and one sync, for `rows` messages."""
+
+        async def run() -> tuple[int, float]:
+            messages = payload.messages(rows, size)
+            began = time.perf_counter()
+            deadline = began + seconds
+            count = 0
+
+            async def writer(number: int) -> None:
+                nonlocal count
+                sent = 0
+                while time.perf_counter() < deadline:
+                    sent += 1
+                    await self._atomic(f"{number}-{began}-{sent}", messages)
+                    count += rows
+
+            await asyncio.gather(*(writer(number) for number in range(writers)))
+            return count, time.perf_counter() - began
+
+        count, elapsed_s = self._runner.run(run())
+        return {"rows": count, "elapsed_s": elapsed_s}
+
+    async def _atomic(self, batch: str, messages: list[bytes]) -> None:
+        headers = {"Nats-Batch-Id": batch}
+        for number, message in enumerate(messages[:-1], 1):
+            headers["Nats-Batch-Sequence"] = str(number)
+            await self._main.publish("bench.bulk", message, headers=headers)
+        headers |= {"Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
+        answer = await self._main.request(
+            "bench.bulk", messages[-1], timeout=TIMEOUT_S, headers=headers
+        )
+        ack = json.loads(answer.data)
+        if ack.get("count") != len(messages):
+            raise AssertionError(f"the batch was not stored: {ack}")
+
 
 def main(url: str) -> None:
     """Serve."""
     producers = Producers(url)
-    driver.serve({name: getattr(producers, name) for name in ("latency", "in_flight", "bulk")})
+    driver.serve(
+        {name: getattr(producers, name) for name in ("latency", "in_flight", "bulk", "bulk_atomic")}
+    )
 
 
 if __name__ == "__main__":

@@ -336,6 +336,8 @@ def test_starts() -> None:
     assert starts(7, 0, bounds) == {0: 7}
     with pytest.raises(Invalid, match="UnknownPartition"):
         starts(7, 2, bounds)
+    with pytest.raises(Invalid, match="OffsetInFuture.* partition 0 at 9, partition 1 at 0"):
+        starts(10, None, bounds)
 
 
 def test_a_plan_skips_batches_that_hold_nothing(tmp_path: Path) -> None:

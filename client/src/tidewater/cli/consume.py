@@ -89,6 +89,9 @@ def starts(
         return {p: b.end for p, b in chosen.items()}
     if wanted == "earliest" or isinstance(wanted, str):
         return {p: b.start for p, b in chosen.items()}
+    if isinstance(wanted, int) and all(wanted > b.end for b in chosen.values()):
+        ends = ", ".join(f"partition {p} at {b.end}" for p, b in list(chosen.items())[:8])
+        raise Invalid("OffsetInFuture", f"there is no offset {wanted} yet; the next are {ends}")
     return dict.fromkeys(chosen, wanted)
 
 

@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     width = max([len(f"{t.namespace}/{t.name}") for t in topics], default=0)
     for topic in topics:
         name = f"{topic.namespace}/{topic.name}"
-        sys.stdout.write(f"{name:<{width}}  {topic.partitions} partitions\n")
+        count = "1 partition" if topic.partitions == 1 else f"{topic.partitions} partitions"
+        sys.stdout.write(f"{name:<{width}}  {count}\n")
     if not topics:
         sys.stderr.write("no topics\n")
     return 0
