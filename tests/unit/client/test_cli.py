@@ -336,7 +336,7 @@ def test_starts() -> None:
     assert starts(7, 0, bounds) == {0: 7}
     with pytest.raises(Invalid, match="UnknownPartition"):
         starts(7, 2, bounds)
-    with pytest.raises(Invalid, match="OffsetInFuture.* partition 0 at 9, partition 1 at 0"):
+    with pytest.raises(Invalid, match=r"OffsetInFuture.* partition 0 at 9, partition 1 at 0"):
         starts(10, None, bounds)
 
 
