@@ -27,6 +27,7 @@ from tidewater_core.clock import Clock
 from tidewater_core.crd.topic import SyncMode, TopicSpec
 from tidewater_core.errors import Corrupt, OutcomeUnknown, Overloaded, Retryable, TidewaterError
 from tidewater_worker.log.group import EncodedFrame, Submission, encode_group
+from tidewater_worker.log.ipc import SmallFrames
 from tidewater_worker.log.latency import Latencies
 from tidewater_worker.log.producers import Duplicate, Producers, Request, Stored
 from tidewater_worker.log.reader import segment_name
@@ -117,6 +118,7 @@ class Appender:
             last = recovered.segments[-1]
             path = directory / segment_name(last.base_offset)
             self._writer = SegmentWriter.reopen(path, last.base_offset, last.index)
+        self._small = SmallFrames(options.schema)
         self._pending: list[Submission] = []
         self._waiting: dict[Request, list[Submission]] = {}
         self._busy = False
@@ -187,7 +189,9 @@ class Appender:
         now_us = self._clock.now_us()
         self._last_time_us = max(self._last_time_us, now_us)
         try:
-            frames = encode_group(group, self.next_offset, self._last_time_us, self.options.schema)
+            frames = encode_group(
+                group, self.next_offset, self._last_time_us, self.options.schema, self._small
+            )
         except (pa.ArrowException, ValueError, TypeError) as error:
             # Decoding checks every batch, so this is a fault of ours: fail this group alone.
             log.exception("partition %s: a group could not be encoded", self.partition)
@@ -387,6 +391,7 @@ class Appender:
         """Take new options; another schema begins a segment with the next group."""
         if options.schema != self.options.schema:
             self._rotate = True
+            self._small = SmallFrames(options.schema)
         self.options = options
 
     @property

@@ -7,12 +7,14 @@ as Arrow batches and are framed as they are. Nothing here looks at a single mess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 import pyarrow as pa
 
 from tidewater_core.errors import TidewaterError
 from tidewater_worker.log import frame as fmt
+from tidewater_worker.log.ipc import SmallFrames
 from tidewater_worker.log.producers import Request, Stored
 from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE
 
@@ -86,34 +88,40 @@ def _producer_runs(ends: list[int], values: Sequence[str | None]) -> pa.Array:
     )
 
 
-def _row_columns(rows: Sequence[Rows]) -> tuple[list[pa.Array], int]:
-    first = rows[0]
+def _gather(rows: Sequence[Rows]) -> Rows:
     if len(rows) == 1:
-        keys, headers, values = first.keys, first.headers, first.values
-    else:
-        keys = [key for r in rows for key in r.keys]
-        headers = [h for r in rows for h in r.headers]
-        values = [value for r in rows for value in r.values]
-    count = len(values)
-    columns = [
+        return rows[0]
+    return Rows(
+        [key for r in rows for key in r.keys],
+        [headers for r in rows for headers in r.headers],
+        [value for r in rows for value in r.values],
+    )
+
+
+def _columns(rows: Rows) -> list[pa.Array]:
+    count = rows.num_rows
+    return [
         _nulls(count, pa.binary())
-        if all(key is None for key in keys)
-        else pa.array(keys, pa.binary()),
-        pa.array(headers, HEADERS_TYPE) if any(headers) else _nulls(count, HEADERS_TYPE),
-        pa.array(values, pa.binary()),
+        if all(key is None for key in rows.keys)
+        else pa.array(rows.keys, pa.binary()),
+        pa.array(rows.headers, HEADERS_TYPE) if any(rows.headers) else _nulls(count, HEADERS_TYPE),
+        pa.array(rows.values, pa.binary()),
     ]
-    return columns, count
 
 
-def _producer_column(submissions: Sequence[Submission], rows: int) -> pa.Array:
-    if all(s.request is None for s in submissions):
-        return _no_producer(rows) if rows <= FRAME_ROWS_TARGET else _producer_runs([rows], [None])
-    ends, values, end = [], [], 0
-    for submission in submissions:
-        end += submission.count
-        ends.append(end)
-        values.append(submission.request.encode() if submission.request else None)
-    return _producer_runs(ends, values)
+def _runs(submissions: Sequence[Submission]) -> tuple[list[int], list[str | None]]:
+    """Return where each request's rows end, and who sent them."""
+    return (
+        list(accumulate(s.count for s in submissions)),
+        [s.request.encode() if s.request is not None else None for s in submissions],
+    )
+
+
+def _producer_column(ends: list[int], requests: list[str | None]) -> pa.Array:
+    if any(request is not None for request in requests):
+        return _producer_runs(ends, requests)
+    rows = ends[-1]
+    return _no_producer(rows) if rows <= FRAME_ROWS_TARGET else _producer_runs([rows], [None])
 
 
 def _joined(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
@@ -133,28 +141,55 @@ def _joined(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
         yield run
 
 
+def _encode_rows(
+    run: Sequence[Submission], time_us: int, schema: pa.Schema, small: SmallFrames
+) -> pa.Buffer:
+    rows = _gather([s.payload for s in run])
+    ends, requests = _runs(run)
+    if not any(rows.headers):
+        encoded = small.encode(time_us, rows.keys, rows.values, ends, requests)
+        if encoded is not None:
+            return pa.py_buffer(encoded)
+    return _encode(_columns(rows), rows.num_rows, ends, requests, time_us, schema)
+
+
+def _encode_batches(run: Sequence[Submission], time_us: int, schema: pa.Schema) -> pa.Buffer:
+    batches = [s.payload for s in run]
+    batch: pa.RecordBatch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return _encode(list(batch.columns), batch.num_rows, *_runs(run), time_us, schema)
+
+
+def _encode(
+    columns: list[pa.Array],
+    rows: int,
+    ends: list[int],
+    requests: list[str | None],
+    time_us: int,
+    schema: pa.Schema,
+) -> pa.Buffer:
+    times = pa.repeat(pa.scalar(time_us, TIME_TYPE), rows)
+    producers = _producer_column(ends, requests)
+    batch = pa.RecordBatch.from_arrays([times, *columns, producers], schema=schema)
+    return batch.serialize()
+
+
 def encode_group(
-    submissions: Sequence[Submission], base_offset: int, time_us: int, schema: pa.Schema
+    submissions: Sequence[Submission],
+    base_offset: int,
+    time_us: int,
+    schema: pa.Schema,
+    small: SmallFrames,
 ) -> list[EncodedFrame]:
     """Encode a group's frames; the first row gets `base_offset`."""
     frames = []
     offset = base_offset
     for run in _joined(submissions):
         if isinstance(run[0].payload, Rows):
-            columns, rows = _row_columns([s.payload for s in run])
+            body = _encode_rows(run, time_us, schema, small)
         else:
-            batches = [s.payload for s in run]
-            batch: pa.RecordBatch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-            columns, rows = list(batch.columns), batch.num_rows
-        times = pa.repeat(pa.scalar(time_us, TIME_TYPE), rows)
-        batch = pa.RecordBatch.from_arrays(
-            [times, *columns, _producer_column(run, rows)], schema=schema
-        )
-        body = batch.serialize()
-        frames.append(
-            EncodedFrame(
-                offset, rows, fmt.encode_frame_head(offset, memoryview(body)), body, schema, time_us
-            )
-        )
+            body = _encode_batches(run, time_us, schema)
+        head = fmt.encode_frame_head(offset, memoryview(body))
+        rows = sum(submission.count for submission in run)
+        frames.append(EncodedFrame(offset, rows, head, body, schema, time_us))
         offset += rows
     return frames
