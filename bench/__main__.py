@@ -32,6 +32,8 @@ SCENARIOS: Final[dict[str, Callable[[Stage], Result]]] = {
 }
 NEEDS: Final = {"catchup": "table"}
 """A scenario reads what another one left."""
+BUSY_SHARE: Final = 0.25
+"""Share of the cores that others may use before the results are doubtful."""
 OUT: Final = Path(__file__).parent / "out"
 
 
@@ -42,6 +44,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     plan: Plan = QUICK if args.quick else FULL if args.full else DEFAULT
     names = _chosen(args.only)
+    _warn_if_busy()
+    machine = _machine()
     began = time.monotonic()
     lines: list[Line] = []
     raw: dict[str, Any] = {}
@@ -54,7 +58,7 @@ def main() -> int:
             raw[name] = result.raw
     seconds = time.monotonic() - began
     sys.stdout.write(f"\n{report.ACKS}\n\n{report.render(lines)}\n\n{report.verdicts(lines)}\n")
-    path = _write(args.out, plan, seconds, lines, raw)
+    path = _write(args.out, {"plan": plan.name, "seconds": round(seconds), **machine}, lines, raw)
     sys.stdout.write(f"{seconds:.0f} s; {path} and {path.with_suffix('.png').name}\n")
     return 0
 
@@ -88,14 +92,19 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _write(out: Path, plan: Plan, seconds: float, lines: list[Line], raw: dict[str, Any]) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = out / f"{stamp}-{plan.name}.json"
+def _warn_if_busy() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores * BUSY_SHARE:
+        sys.stderr.write(
+            f"! The machine is busy (load {load:.1f} on {cores} cores): compare the ratios of this "
+            "run at most.\n"
+        )
+
+
+def _write(out: Path, about: dict[str, Any], lines: list[Line], raw: dict[str, Any]) -> Path:
+    path = out / f"{time.strftime('%Y%m%d-%H%M%S')}-{about['plan']}.json"
     found = {
-        "plan": plan.name,
-        "at": stamp,
-        "seconds": round(seconds),
-        "machine": _machine(),
+        **about,
         "lines": [
             {
                 "group": line.group,

@@ -55,6 +55,7 @@ def _paced(stage: Stage, rate: int, result: Result) -> None:
         rows=ROWS,
         rate=rate,
         seconds=stage.plan.paced_seconds,
+        threads=THREADS,
     )
     acks = [(at, partition, end) for at, partition, end in sent["acks"]]
     upto = max(end for _, _, end in acks)
