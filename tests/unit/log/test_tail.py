@@ -1,0 +1,61 @@
+"""The memory tail: bounded, contiguous, and exact at its edges."""
+
+import pyarrow as pa
+
+from tidewater_core.crd.topic import TopicSpec
+from tidewater_worker.log.group import EncodedFrame, Rows, Submission, encode_group
+from tidewater_worker.log.ipc import SmallFrames
+from tidewater_worker.log.tail import COMPACT_AFTER, Tail
+from tidewater_worker.schema import log_schema
+
+SCHEMA = log_schema(TopicSpec())
+SMALL = SmallFrames(SCHEMA)
+
+
+def frames(offset: int, *values: bytes, time_us: int = 1) -> list[EncodedFrame]:
+    rows = Rows([None] * len(values), [None] * len(values), list(values))
+    return encode_group([Submission(rows, 1, lambda _: None)], offset, time_us, SCHEMA, SMALL)
+
+
+def values(batches: list[pa.RecordBatch]) -> list[bytes]:
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_reads_from_the_frame_that_holds_the_offset() -> None:
+    tail = Tail(10, 10**6)
+    tail.append(frames(10, b"a", b"b"))
+    tail.append(frames(12, b"c"))
+    found = tail.read(11, 13, 10**6)
+    assert [batch.base_offset for batch in found] == [10, 12]
+    assert values([batch.batch for batch in found]) == [b"a", b"b", b"c"]
+
+
+def test_nothing_below_the_start_or_at_the_end() -> None:
+    tail = Tail(10, 10**6)
+    tail.append(frames(10, b"a"))
+    assert tail.read(9, 11, 10**6) == []
+    assert tail.read(11, 99, 10**6) == []
+
+
+def test_the_oldest_go_first_and_their_bytes_with_them() -> None:
+    one = frames(0, b"x" * 100)[0].nbytes
+    tail = Tail(0, 3 * one)
+    for offset in range(COMPACT_AFTER * 2 + 5):
+        tail.append(frames(offset, b"x" * 100))
+        assert tail.nbytes <= 3 * one
+    assert tail.end - tail.start == 3
+    assert [b.base_offset for b in tail.read(tail.start, tail.end, 10**6)] == [
+        tail.start,
+        tail.start + 1,
+        tail.start + 2,
+    ]
+
+
+def test_time_is_found_only_where_memory_can_be_sure() -> None:
+    tail = Tail(0, 10**6)
+    for offset, time_us in enumerate((100, 100, 200, 300)):
+        tail.append(frames(offset, b"v", time_us=time_us))
+    assert tail.offset_at(100) is None, "an earlier segment may hold that time too"
+    assert tail.offset_at(101) == 2
+    assert tail.offset_at(300) == 3
+    assert tail.offset_at(301) == 4
