@@ -73,6 +73,8 @@ def _settled(worker: Worker) -> None:
     """Wait until the worker has made up its mind about the partition."""
 
     def known() -> bool:
+        if not worker.answers():
+            return False
         (partition,) = worker.get(f"/v1/{TOPIC}").json()["partitions"]
         return bool(partition.get("reason")) or partition["state"] == "running"
 
@@ -120,8 +122,11 @@ def test_a_zombie_that_dies_and_comes_back_keeps_its_evidence(
     with _worker(tmp_path, "b", catalog) as owner:
         acked.append(_send(owner, "owner", 0, 20))
         owner.flush(TOPIC)
-    with _worker(tmp_path, "a", catalog) as again:
+    again = _worker(tmp_path, "a", catalog).start(wait=False)
+    try:
         _settled(again)
+    finally:
+        again.process.kill()
     rows = read_table_sides(load_table(catalog, TOPIC))[0].rows
     assert [row.offset for row in rows] == list(range(30)), "G2 Once in the table"
     stored = b"".join(

@@ -80,7 +80,7 @@ def test_a_second_worker_on_the_same_log_is_refused(tmp_path: Path) -> None:
         )
         try:
             second.start(wait=False)
-            wait_until(lambda: _answers(second), 30, "the second worker to listen")
+            wait_until(second.answers, 30, "the second worker to listen")
             answer = second.post(f"/v1/{TOPIC}/messages", '{"messages": [{"value": "x"}]}')
             assert answer.status == 409, answer.body
             assert answer.reason == "LogLocked"
@@ -89,13 +89,6 @@ def test_a_second_worker_on_the_same_log_is_refused(tmp_path: Path) -> None:
             first.flush(TOPIC)
         finally:
             second.process.kill()
-
-
-def _answers(worker: Worker) -> bool:
-    try:
-        return worker.get("/healthz", timeout_s=2).status == 200
-    except OSError:
-        return False
 
 
 @pytest.mark.timeout(120)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -124,6 +125,9 @@ class ManagedProcess:
             wait_until(ready_or_dead, timeout_s, what)
         except TimeoutError as error:
             raise PartFailedError(f"{error}\n{self.log_tail()}") from error
+        finally:
+            if sys.exc_info()[0] is not None:
+                self.kill()  # nobody will: the context was never entered
 
     def kill(self) -> None:
         """End the child with SIGKILL and reap it."""

@@ -20,6 +20,8 @@ from tidewater_testing.web import Answer, Connection, NoAnswerError, NotSentErro
 
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
+ABANDON_S = 5.0
+"""After a stop, how long a sender goes on to ask for the outcome of its last request."""
 RESENT_STATUSES = frozenset({429, 503, 507})
 
 Encoder = Callable[[list[bytes], str | None], tuple[str, bytes]]
@@ -73,6 +75,8 @@ class Record:
     resent: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     """Answers by which nothing was stored for now, by status and reason."""
+    abandoned: int = 0
+    """Requests that had no definite outcome when the load was stopped."""
     duplicates: int = 0
     """Re-sent requests that the worker had stored before."""
 
@@ -113,6 +117,7 @@ class Traffic:
         self.load = load
         self.record = Record()
         self._stopping = asyncio.Event()
+        self._abandon_after = float("inf")
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Traffic":
@@ -123,8 +128,9 @@ class Traffic:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop the senders, each after the request it is at; raises what went wrong."""
+        """Stop the senders, each after the request it is at (if it ends); raise what went wrong."""
         self._stopping.set()
+        self._abandon_after = time.monotonic() + ABANDON_S
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -177,6 +183,9 @@ class Traffic:
         pause_s = RETRY_PAUSE_S
         last = ""
         while time.monotonic() < deadline:
+            if time.monotonic() > self._abandon_after:
+                self.record.abandoned += 1
+                return
             try:
                 answer = await connection.request("POST", path, body, headers)
             except NotSentError as error:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,6 +19,7 @@ from tidewater_testing.process import ManagedProcess, alive, free_ports, wait_un
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 45.0
 PID_TIMEOUT_S = 20.0
+FLUSH_TIMEOUT_S = 60.0
 
 
 class Victim(StrEnum):
@@ -118,6 +120,13 @@ class Worker:
         """Wait until the edge says that it is ready."""
         self.process.wait_ready(self._ready, timeout_s, f"worker {self.worker_id} to be ready")
 
+    def answers(self) -> bool:
+        """Tell whether the edge listens, ready or not."""
+        try:
+            return web.request(self.address, "GET", "/healthz", timeout_s=2).status == 200
+        except OSError:
+            return False
+
     def _ready(self) -> bool:
         try:
             return web.request(self.address, "GET", "/readyz", timeout_s=5).status == 200
@@ -177,12 +186,18 @@ class Worker:
         every = {"Content-Type": content_type, **(headers or {})}
         return web.request(self.address, "POST", path, body, every, timeout_s)
 
-    def flush(self, topic: str) -> dict[str, Any]:
-        """Make everything acknowledged visible in the table."""
-        answer = self.post(f"/v1/{topic}/flush")
-        assert answer.status == 200, f"flush: {answer.status} {answer.body!r}"
-        result: dict[str, Any] = answer.json()
-        return result
+    def flush(self, topic: str, timeout_s: float = FLUSH_TIMEOUT_S) -> dict[str, Any]:
+        """Make everything acknowledged visible in the table; a 503 is asked again."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = self.post(f"/v1/{topic}/flush")
+            if answer.status == 200:
+                result: dict[str, Any] = answer.json()
+                return result
+            said = f"flush: {answer.status} {answer.body!r}\n{self.process.log_tail()}"
+            assert answer.status == 503, said
+            assert time.monotonic() < deadline, said
+            time.sleep(min(answer.retry_after_s or 0.0, 0.2))
 
     def __enter__(self) -> Self:
         return self.start()
