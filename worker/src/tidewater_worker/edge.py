@@ -17,7 +17,8 @@ from tidewater_core.settings import WorkerSettings
 from tidewater_worker.api.produce import Producing
 from tidewater_worker.api.protocol import EdgeProtocol
 from tidewater_worker.api.routes import make_app
-from tidewater_worker.coordination.sqlite import SqliteCoordination
+from tidewater_worker.api.socket_session import Sockets
+from tidewater_worker.coordination import connect
 from tidewater_worker.node import Node
 
 KEEP_ALIVE_S: Final = 75
@@ -45,16 +46,12 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: WorkerSettings) -> None:
     """Serve until SIGTERM; then drain."""
-    if settings.coordination_path is None:
-        raise SystemExit(
-            "coordination by etcd is not available yet: give the path of an SQLite file"
-        )
-    node = Node(settings, SqliteCoordination(settings.coordination_path), SystemClock())
+    node = Node(settings, connect(settings), SystemClock())
     producing = Producing(node)
     config = uvicorn.Config(
         make_app(node, producing),
         # uvicorn only calls it: a function that makes connections serves as a class.
-        http=partial(EdgeProtocol, node, producing),  # type: ignore[arg-type]
+        http=partial(EdgeProtocol, node, producing, Sockets(node, producing)),  # type: ignore[arg-type]
         loop="none",
         lifespan="off",
         access_log=False,

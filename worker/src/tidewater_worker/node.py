@@ -17,7 +17,12 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Fenced, NotFound, Overloaded, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
-from tidewater_worker.coordination.port import Coordination, RegisteredTopic
+from tidewater_worker.coordination.port import (
+    Coordination,
+    RegisteredTopic,
+    Registry,
+    WorkerInfo,
+)
 from tidewater_worker.link.client import TableLink
 from tidewater_worker.log.appender import Appender, LogOptions
 from tidewater_worker.log.deleter import Retention, plan_deletions, remove_segment
@@ -47,6 +52,7 @@ class Node:
         self.disk_is_low = False
         self.link = TableLink(settings.run_dir / "table.sock", self._assignments, self._on_state)
         self._coordination = coordination
+        self._registry = Registry()
         self._registry_version = -1
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: dict[str, dict[int, int]] = {}
@@ -61,6 +67,7 @@ class Node:
         self._pool = SyncPool(self._loop)
         self.settings.log_root.mkdir(parents=True, exist_ok=True)
         self._check_disk()
+        await self._coordination.start(WorkerInfo(self.settings.worker_id))
         await self._sync_topics()
         self.link.start()
         self.spawn(self._watch())
@@ -77,7 +84,7 @@ class Node:
         await asyncio.sleep(0)
         await self.link.close()
         self._pool.close()
-        self._coordination.close()
+        await self._coordination.close()
 
     def spawn(self, work: Any) -> None:
         """Run a coroutine in the background until the node stops."""
@@ -108,16 +115,17 @@ class Node:
         return found
 
     async def _sync_topics(self) -> None:
-        version = self._coordination.version()
-        if version == self._registry_version:
+        registry = await self._coordination.registry()
+        if registry.version == self._registry_version:
             return
-        for registered in self._coordination.topics():
+        self._registry = registry
+        for registered in registry.topics.values():
             try:
                 await self._sync_topic(registered)
             except TidewaterError as error:
                 # One bad topic never stands in the way of another.
                 log.warning("topic %s: %s", registered.topic, error)
-        self._registry_version = version
+        self._registry_version = registry.version
         self.link.assign()
 
     async def _sync_topic(self, registered: RegisteredTopic) -> None:
@@ -155,9 +163,7 @@ class Node:
             partition.lock = DirectoryLock(directory)
             recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
             self._refuse_stale(str(topic.name), number, recovered)
-            partition.epoch = await asyncio.to_thread(
-                self._coordination.acquire, str(topic.name), number, self.settings.worker_id
-            )
+            partition.epoch = (await self._coordination.acquire(str(topic.name), number)).epoch
         except TidewaterError as error:
             log.warning("%s partition %s stays closed: %s", topic.name, number, error)
             partition.refusal = error
@@ -179,12 +185,13 @@ class Node:
         That worker may have given their offsets to other messages. Nobody can tell which of them
         count, so a person must.
         """
-        owner = self._coordination.owner(topic, number)
-        if recovered.segments and owner not in (None, self.settings.worker_id):
+        owner = self._registry.owners.get(topic, {}).get(number)
+        if recovered.segments and owner is not None and owner.worker_id != self.settings.worker_id:
             raise Fenced(
                 "LogStale",
-                f"worker {owner!r} has taken this partition since; the messages in this log from "
-                f"offset {recovered.segments[0].base_offset} to {recovered.next_offset} were kept",
+                f"worker {owner.worker_id!r} has taken this partition since; the messages in "
+                f"this log from offset {recovered.segments[0].base_offset} to "
+                f"{recovered.next_offset} were kept",
             )
 
     # ---- between the two processes

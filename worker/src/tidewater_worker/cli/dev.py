@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import WorkerSettings, embedded
-from tidewater_worker.cli.worker import register, start
-from tidewater_worker.coordination.sqlite import SqliteCoordination
+from tidewater_worker.cli.worker import register, start, topic_names
 
 NAME = "dev"
 HELP = "run a worker on this machine: SQLite catalog, local warehouse, no other server"
@@ -56,12 +55,7 @@ def run(args: argparse.Namespace) -> NoReturn:
 
 
 def _ensure_a_topic(settings: WorkerSettings) -> None:
-    path = settings.coordination_path
-    assert path is not None
-    registry = SqliteCoordination(path)
-    empty = not registry.topics()
-    registry.close()
-    if empty:
+    if not topic_names(settings):
         manifest = settings.run_dir / "quickstart.yaml"
         manifest.write_text(QUICKSTART)
         register(settings, [manifest])
@@ -84,11 +78,7 @@ def _announce(settings: WorkerSettings) -> int:
 
 
 def _greeting(settings: WorkerSettings, url: str) -> str:
-    path = settings.coordination_path
-    assert path is not None
-    registry = SqliteCoordination(path)
-    topics = [found.topic for found in registry.topics()]
-    registry.close()
+    topics = topic_names(settings)
     topic = "default/quickstart" if "default/quickstart" in topics else topics[0]
     data = settings.log_root.parent
     return f"""

@@ -1,6 +1,7 @@
 """`tidewater worker`: run a worker from a settings file, as the operator does."""
 
 import argparse
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from tidewater_core.crd.manifest import load_manifests
 from tidewater_core.crd.topic import Topic, TopicSpec
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import WorkerSettings
-from tidewater_worker.coordination.sqlite import SqliteCoordination
+from tidewater_worker.coordination import connect
 from tidewater_worker.supervisor import replace_process
 
 NAME = "worker"
@@ -56,30 +57,48 @@ def expand(text: str, environment: dict[str, str]) -> str:
 
 
 def register(settings: WorkerSettings, manifests: list[Path]) -> list[str]:
-    """Put the topics of manifests into the registry; return their names."""
-    path = settings.coordination_path
-    if path is None:
-        raise Invalid("NoEtcdYet", "manifests can be registered in an SQLite file only")
-    registry = SqliteCoordination(path)
+    """Put what manifests describe into the registry; return the names of the topics."""
+    return asyncio.run(_register(settings, manifests))
+
+
+async def _register(settings: WorkerSettings, manifests: list[Path]) -> list[str]:
+    registry = connect(settings)
+    await registry.start()
     try:
-        known = {found.topic: found for found in registry.topics()}
+        known = {found.topic: found for found in await registry.topics()}
         registered = []
         for manifest in manifests:
             for item in load_manifests(manifest.read_text()):
+                name = f"{item.metadata.namespace}/{item.metadata.name}"
+                uuid = str(SystemIds().uuid())
                 if not isinstance(item, Topic):
+                    await registry.register_subscription(name, item.spec.to_json(), uuid)
                     continue
-                name = str(item.name)
                 if name in known:
                     problems = topic_change_problems(
                         TopicSpec.from_json(known[name].spec), item.spec
                     )
                     if problems:
                         raise Invalid("InvalidChange", f"{name}: {'; '.join(problems)}")
-                registry.register(name, item.spec.to_json(), str(SystemIds().uuid()))
+                await registry.register_topic(name, item.spec.to_json(), uuid)
                 registered.append(name)
     finally:
-        registry.close()
+        await registry.close()
     return registered
+
+
+def topic_names(settings: WorkerSettings) -> list[str]:
+    """Return the names of the registered topics."""
+
+    async def ask() -> list[str]:
+        registry = connect(settings)
+        await registry.start()
+        try:
+            return [found.topic for found in await registry.topics()]
+        finally:
+            await registry.close()
+
+    return asyncio.run(ask())
 
 
 def start(settings: WorkerSettings, manifests: list[Path]) -> NoReturn:
