@@ -75,6 +75,8 @@ class Limits:
     """Most partitions on one worker."""
     connections_max: int = 10_000
     """Most open connections. Past it: 503."""
+    socket_ping: Duration = Duration("20s")
+    """How often a WebSocket is pinged; a client that answers none of two is gone."""
 
     def __post_init__(self) -> None:
         """Check the relations between the limits."""
@@ -136,6 +138,11 @@ class WorkerSettings:
     """Address to listen on. The default is loopback: there is no authentication."""
     listen_port: int = 8080
     """TCP port; 0 takes a free one."""
+    flight_port: int | None = None
+    """TCP port of Arrow Flight; 0 takes a free one, None serves no Flight."""
+    socket_origins: tuple[str, ...] = ()
+    """Web origins (`https://shop.example`) whose pages may open a WebSocket, besides those that
+    come from the worker's own host; `*` stands for all."""
     shutdown_deadline: Duration = Duration("30s")
     """How long a shutdown may drain and commit before it gives up (nothing is lost then: the log
     has it, and the next start goes on)."""
@@ -148,6 +155,8 @@ class WorkerSettings:
             raise ValueError("worker_id must not be empty")
         if not 0 <= self.listen_port <= 65_535:
             raise ValueError(f"listen_port {self.listen_port} is not a TCP port (0 to 65535)")
+        if self.flight_port is not None and not 0 <= self.flight_port <= 65_535:
+            raise ValueError(f"flight_port {self.flight_port} is not a TCP port (0 to 65535)")
         if not self.coordination:
             raise ValueError("coordination must be a path of an SQLite file or etcd endpoints")
 

@@ -85,6 +85,22 @@ class TopicDecoder:
             f"{kind!r} is not taken; send {JSON}, {NDJSON}, {ARROW}, {BYTES} or CloudEvents",
         )
 
+    def decoded(self, messages: list[Any]) -> Payload:
+        """Take messages that were decoded with this topic's message type."""
+        return self._python(messages, "$.messages[{}]")
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Take a batch that came as Arrow; any thread may call."""
+        try:
+            # Offsets that point outside their buffers must not reach the log.
+            batch.validate(full=True)
+            batch = self._fit(batch)
+        except pa.ArrowException as error:
+            raise Invalid("InvalidArrow", f"not a batch that can be stored: {error}") from None
+        self._check_count(batch.num_rows)
+        self._check_batch(batch)
+        return batch
+
     # ---- bytes and CloudEvents
 
     def _bytes(self, headers: Mapping[str, str], body: bytes) -> Payload:

@@ -20,6 +20,7 @@ from tidewater_worker.topic import Payload, Topic
 
 PRODUCER_HEADER: Final = b"tidewater-producer"
 SEQUENCE_HEADER: Final = b"tidewater-sequence"
+_MESSAGE_HEADERS: Final = (b"tidewater-key", b"tidewater-header-", b"ce-")
 ACK_TABLE_WAIT_MS: Final = 30_000
 DIGITS_MAX: Final = 19
 _DUPLICATE: Final = b',"duplicate":true'
@@ -31,18 +32,19 @@ Respond = Callable[[int, bytes, int | None], None]
 RawHeaders = list[tuple[bytes, bytes]]
 
 
-class _Answer:
+class Answer:
     """Gathers the acks of one request's partitions."""
 
     __slots__ = ("acks", "error", "left", "respond")
 
-    def __init__(self, left: int, respond: Callable[["_Answer"], None]) -> None:
+    def __init__(self, left: int, respond: Callable[["Answer"], None]) -> None:
         self.left = left
         self.acks: dict[int, Stored] = {}
         self.error: TidewaterError | None = None
         self.respond = respond
 
     def one(self, partition: int, result: Stored | TidewaterError) -> None:
+        """Take a partition's result; the last one ends the request."""
         if isinstance(result, TidewaterError):
             self.error = result
         else:
@@ -113,18 +115,31 @@ class Producing:
         fields = dict(headers)
         request = _request(fields)
         content_type = fields.get(b"content-type", b"").decode("latin-1")
-        texts = (
-            {key.decode("latin-1"): value.decode("latin-1") for key, value in headers}
-            if b"octet" in fields.get(b"content-type", b"").lower() or b"ce-specversion" in fields
-            else {}
-        )
+        texts = {
+            key.decode("latin-1"): value.decode("latin-1")
+            for key, value in headers
+            if key.startswith(_MESSAGE_HEADERS)
+        }
         payload = self.decoder(topic).decode(content_type, texts, body)
+        self.submit(
+            topic, payload, len(body), asked, request,
+            lambda done: self._finish(topic, done, ack_table, timeout_ms, respond),
+        )  # fmt: skip
+
+    def submit(
+        self,
+        topic: Topic,
+        payload: Payload,
+        body_bytes: int,
+        asked: int | None,
+        request: Request | None,
+        done: Callable[[Answer], None],
+    ) -> None:
+        """Give decoded messages to the log, whole or not at all; `done` is called once, later."""
         nbytes = _payload_bytes(payload)
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
         appenders = [topic.partition(number).ready() for number, _ in parts]
-        answer = _Answer(
-            len(parts), lambda done: self._finish(topic, done, ack_table, timeout_ms, respond)
-        )
+        answer = Answer(len(parts), done)
         submissions = []
         for (number, part), appender in zip(parts, appenders, strict=True):
             submission = Submission(
@@ -140,10 +155,10 @@ class Producing:
             appender.offer(submission)
         counters = topic.counters
         counters["requests"] += 1
-        counters["bytes"] += len(body)
+        counters["bytes"] += body_bytes
 
     def _finish(
-        self, topic: Topic, answer: _Answer, ack_table: bool, timeout_ms: int, respond: Respond
+        self, topic: Topic, answer: Answer, ack_table: bool, timeout_ms: int, respond: Respond
     ) -> None:
         if answer.error is not None:
             topic.counters["errors"] += 1
@@ -153,23 +168,28 @@ class Producing:
         if ack_table:
             self._node.spawn(self._finish_in_table(topic, answer, timeout_ms, respond))
             return
-        respond(200, b'{"acks":[' + _acks(answer) + b"]}", None)
+        respond(200, b'{"acks":[' + acks_json(answer) + b"]}", None)
 
     async def _finish_in_table(
-        self, topic: Topic, answer: _Answer, timeout_ms: int, respond: Respond
+        self, topic: Topic, answer: Answer, timeout_ms: int, respond: Respond
     ) -> None:
-        upto = {number: stored.offset + stored.count for number, stored in answer.acks.items()}
         try:
-            await self._node.wait_committed(topic, upto, timeout_ms / 1000)
+            snapshot = await self.in_table(topic, answer, timeout_ms)
         except TidewaterError as error:
             respond(error.status, error_body(error), error.retry_after_ms)
             return
-        snapshot = topic.state.snapshot_id if topic.state else None
-        body = b'{"acks":[%b],"snapshot_id":%b}' % (_acks(answer), str(snapshot).encode())
+        body = b'{"acks":[%b],"snapshot_id":%b}' % (acks_json(answer), str(snapshot).encode())
         respond(200, body, None)
 
+    async def in_table(self, topic: Topic, answer: Answer, timeout_ms: int) -> int | None:
+        """Wait until stored messages are in the table; return the snapshot that has them."""
+        upto = {number: stored.offset + stored.count for number, stored in answer.acks.items()}
+        await self._node.wait_committed(topic, upto, timeout_ms / 1000)
+        return topic.state.snapshot_id if topic.state else None
 
-def _acks(answer: _Answer) -> bytes:
+
+def acks_json(answer: Answer) -> bytes:
+    """Write the acks, one a partition, without the brackets around them."""
     return b",".join(
         b'{"partition":%d,"offset":%d,"count":%d%b}'
         % (number, stored.offset, stored.count, _DUPLICATE if type(stored) is Duplicate else b"")

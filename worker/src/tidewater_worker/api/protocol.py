@@ -14,8 +14,10 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tidewater_core.errors import TooLarge
+from tidewater_worker.api import socket
 from tidewater_worker.api.errors import error_body, retry_after_seconds
 from tidewater_worker.api.produce import Producing
+from tidewater_worker.api.socket_session import Sockets
 from tidewater_worker.node import Node
 
 _PRODUCE: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/messages(?:\?(.*))?")
@@ -59,11 +61,13 @@ class _Slot:
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """One connection. uvicorn makes it; `node` and `producing` are bound with `partial`."""
+    """One connection. uvicorn makes it; the first three arguments are bound with `partial`."""
 
-    def __init__(self, node: Node, producing: Producing, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, node: Node, producing: Producing, sockets: Sockets, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._node, self._producing = node, producing
+        self._node, self._producing, self._sockets = node, producing, sockets
         self._body_bytes_max = node.settings.limits.request_bytes_max.bytes
         self._slots: deque[_Slot] = deque()
         self._slot: _Slot | None = None
@@ -183,6 +187,19 @@ class EdgeProtocol(HttpToolsProtocol):
         """Parse what came; a connection that is closing takes nothing more."""
         if self.parser is not None:
             super().data_received(data)
+
+    @property
+    def is_answering(self) -> bool:
+        """Tell whether earlier requests of the connection are under way."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        return bool(self._slots) or busy
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over."""
+        socket.upgrade(self, self._sockets)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a request whose body did not come whole; stored ones finish on their own."""

@@ -47,7 +47,8 @@ def _error(error: TidewaterError) -> Response:
     return Response(error_body(error), error.status, headers, JSON_TYPE)
 
 
-def _timestamp_us(text: str | None) -> int | None:
+def timestamp_us(text: str | None) -> int | None:
+    """Read a time as microseconds since 1970."""
     if text is None:
         return None
     if text.isascii() and text.isdigit() and len(text) <= TIMESTAMP_DIGITS_MAX:
@@ -175,7 +176,7 @@ def _add_reading(app: FastAPI, node: Node) -> None:
             raise Invalid("InvalidParameter", "give offset or timestamp, not both")
         topic = node.topic(namespace, name)
         owned = topic.partition(partition)
-        begin = await position(node, topic, owned, offset, _timestamp_us(timestamp))
+        begin = await position(node, topic, owned, offset, timestamp_us(timestamp))
         if wait_ms:
             bounded = min(wait_ms, node.settings.limits.wait_max.ms)
             await owned.readable().wait_past(begin, bounded / 1000)

@@ -1,0 +1,245 @@
+"""The WebSocket of a topic: `GET /v1/{ns}/{topic}/socket`.
+
+The connection begins as HTTP in `protocol` and is taken over here. Everything about the wire is
+here: frames, pings, back pressure and the end; what is said over it is the session's.
+
+Memory is bounded: past `UNDER_WAY_MAX` unanswered commands, or while the client does not take
+what it was sent, the connection is not read. A client that takes nothing for two pings is gone.
+"""
+
+import asyncio
+import logging
+import re
+from typing import Any, Final
+
+from tidewater_core.errors import Invalid, NotFound, TidewaterError
+from tidewater_worker.api import socket_frames as frames
+from tidewater_worker.api.errors import error_body
+from tidewater_worker.api.socket_frames import Close, FrameError, FrameReader, Opcode
+from tidewater_worker.api.socket_handshake import accept
+from tidewater_worker.api.socket_session import Session, Sockets
+
+_PATH: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/socket(?:\?.*)?")
+UNDER_WAY_MAX: Final = 1024
+CLOSE_S: Final = 2.0
+"""How long a client may take to answer a close."""
+_STATUS: Final = {
+    400: b"Bad Request", 403: b"Forbidden", 404: b"Not Found", 426: b"Upgrade Required",
+    503: b"Service Unavailable",
+}  # fmt: skip
+log = logging.getLogger(__name__)
+
+
+def upgrade(http: Any, sockets: Sockets) -> None:
+    """Take a connection over from HTTP, or refuse to; `http` is its `EdgeProtocol`."""
+    transport = http.transport
+    try:
+        match = _PATH.fullmatch(http.url)
+        if match is None or http.scope["method"] != "GET":
+            raise NotFound("NoSocket", "sockets are at GET /v1/{namespace}/{topic}/socket")
+        namespace, name = match[1].decode(), match[2].decode()
+        sockets.node.topic(namespace, name)
+        answer = accept(dict(http.headers), sockets.node.settings.socket_origins)
+        if http.is_answering:
+            raise Invalid("InvalidHandshake", "earlier requests of this connection are under way")
+    except TidewaterError as error:
+        body = error_body(error)
+        transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"sec-websocket-version: 13\r\nconnection: close\r\n\r\n%b"
+            % (error.status, _STATUS.get(error.status, b"Refused"), len(body), body)
+        )
+        transport.close()
+        return
+    connection = SocketConnection(sockets, namespace, name, http.connections, http.loop)
+    http.connections.discard(http)
+    transport.write(answer)
+    transport.set_protocol(connection)
+    connection.connection_made(transport)
+
+
+class SocketConnection(asyncio.Protocol):
+    """One open socket."""
+
+    def __init__(
+        self,
+        sockets: Sockets,
+        namespace: str,
+        name: str,
+        connections: set[Any],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        limits = sockets.node.settings.limits
+        self._sockets, self._node, self._loop = sockets, sockets.node, loop
+        self._connections = connections
+        self._bytes_max = limits.request_bytes_max.bytes
+        self._ping_s = limits.socket_ping.seconds
+        self._frames = FrameReader(self._bytes_max)
+        self._session = Session(sockets, namespace, name, self, self._relax)
+        self._out: list[bytes] = []
+        self._held = 0
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._is_closing = False
+        self._is_broken = False
+        self._is_leaving = False
+        self._is_reading = True
+        self._was_heard = True
+        self._was_blocked = False
+        self._drained: asyncio.Event = asyncio.Event()
+        self._drained.set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- the transport's calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin."""
+        self._transport = transport
+        self._connections.add(self)
+        self._sockets.open += 1
+        self._timer = self._loop.call_later(self._ping_s, self._beat)
+        self._session.welcome()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        self._was_heard = True
+        if self._is_broken:
+            return
+        try:
+            messages = self._frames.feed(data)
+        except FrameError as error:
+            self._is_broken = True
+            self._end(error.code, error.message)
+            return
+        self._account(self._frames.held_bytes)
+        try:
+            self._take(messages)
+        except Exception:
+            log.exception("a socket fails")
+            self._end(Close.INTERNAL, "see the worker's log")
+        session = self._session
+        if session.under_way >= UNDER_WAY_MAX or session.under_way_bytes > self._bytes_max:
+            self._read(False)
+
+    def _take(self, messages: list[frames.Message]) -> None:
+        for opcode, payload in messages:
+            if opcode == Opcode.CLOSE:
+                self._closed_by_peer(payload)
+                return
+            if self._is_closing:
+                continue
+            if opcode == Opcode.TEXT:
+                self._session.text(payload)
+            elif opcode == Opcode.BINARY:
+                self._session.binary(payload)
+            elif opcode == Opcode.PING:
+                self.send(frames.head(Opcode.PONG, len(payload)) + payload)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not take what it gets."""
+        self._drained.clear()
+        self._read(False)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._was_blocked = False
+        self._drained.set()
+        self._relax()
+
+    def eof_received(self) -> bool:
+        """Close: a socket is of no use in one direction."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client; what it produced is stored all the same."""
+        self._is_closing = True
+        self._connections.discard(self)
+        self._sockets.open -= 1
+        self._account(0)
+        self._drained.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._session.stop()
+
+    # ---- what the session and the server call
+
+    def send(self, frame: bytes) -> None:
+        """Send at the end of this turn of the loop, together with what else is said in it."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    async def drained(self) -> None:
+        """Wait until the client has taken most of what was sent."""
+        if self._out:
+            self._flush()
+        await self._drained.wait()
+
+    def shutdown(self) -> None:
+        """Close when the last acknowledgement is out (uvicorn calls it at the end)."""
+        self._is_leaving = True
+        self._session.stop()
+        self._relax()
+
+    # ---- inside
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and not self._transport.is_closing():
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _account(self, held: int) -> None:
+        if held != self._held:
+            self._node.inflight_bytes += held - self._held
+            self._held = held
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_reading and not self._transport.is_closing():
+            self._is_reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _relax(self) -> None:
+        session = self._session
+        if self._is_leaving and session.under_way == 0:
+            self._end(Close.GOING_AWAY, "the worker is shutting down")
+        elif not self._is_reading and self._drained.is_set():
+            few = session.under_way <= UNDER_WAY_MAX // 2
+            if few and session.under_way_bytes <= self._bytes_max // 2:
+                self._read(True)
+
+    def _beat(self) -> None:
+        """Ping; give up a client that neither says nor takes anything."""
+        blocked = not self._drained.is_set()
+        deaf = self._is_reading and not self._was_heard
+        if deaf or (blocked and self._was_blocked):
+            log.info("a socket's client is gone or takes nothing; closing")
+            self._end(Close.POLICY, "no answer to a ping")
+            self._transport.abort()
+            return
+        self._was_heard, self._was_blocked = False, blocked
+        if not blocked:
+            self.send(frames.head(Opcode.PING, 0))
+        self._timer = self._loop.call_later(self._ping_s, self._beat)
+
+    def _closed_by_peer(self, payload: bytes) -> None:
+        try:
+            code = frames.close_code(payload)
+        except FrameError as error:
+            code = error.code
+        self._end(code, "")
+        self._transport.close()
+
+    def _end(self, code: int, reason: str) -> None:
+        """Say why, and close when the client has heard it or after a while."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._session.stop()
+        self._out.append(frames.close(code, reason))
+        self._flush()
+        self._read(True)  # for the client's answer
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(CLOSE_S, self._transport.abort)

@@ -1,0 +1,239 @@
+"""A partition as one live stream over a socket, as fast as the client's credit allows.
+
+The stream is read in chunks. Readers that follow the end of a log all want the same chunk at the
+same moment: it is read and encoded once and kept for a little while (`Chunks`).
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from tidewater_worker.api import encode
+from tidewater_worker.api import socket_frames as frames
+from tidewater_worker.api import socket_messages as say
+from tidewater_worker.api.routes import timestamp_us
+from tidewater_worker.node import Node
+from tidewater_worker.partition import Partition
+from tidewater_worker.reading import PartitionReader, position
+from tidewater_worker.schema import table_arrow_schema
+from tidewater_worker.topic import Topic
+
+CHUNK_ROWS: Final = {"json": 1_000, "arrow": 100_000}
+CHUNK_BYTES: Final = {"json": 512 * 1024, "arrow": 2 * 1024 * 1024}
+"""One message to a client holds about this much at most, unless a single row is larger."""
+KEPT_CHUNK_BYTES_MAX: Final = 256 * 1024
+KEPT_BYTES_MAX: Final = 4 * 1024 * 1024
+IDLE_SOURCE_S: Final = 5.0
+"""A client that gives no credit for this long does not keep files and a snapshot in use."""
+FOLLOW_S: Final = 3600.0
+
+
+class Client(Protocol):
+    """Where messages go."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, soon."""
+
+    async def drained(self) -> None:
+        """Wait until the client has taken most of what was sent."""
+
+
+class Chunk(NamedTuple):
+    """Encoded messages: a JSON array or an Arrow stream."""
+
+    rows: int
+    data: bytes
+
+
+class Chunks:
+    """The chunks that were encoded last, at most so many bytes."""
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[Any, Chunk] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, key: Any) -> Chunk | None:
+        """Return a chunk that begins where the key says, if one is kept."""
+        return self._kept.get(key)
+
+    def put(self, key: Any, chunk: Chunk) -> None:
+        """Keep a chunk; the oldest go."""
+        if len(chunk.data) > KEPT_CHUNK_BYTES_MAX or key in self._kept:
+            return
+        self._kept[key] = chunk
+        self.nbytes += len(chunk.data)
+        while self.nbytes > self._bytes_max:
+            _, dropped = self._kept.popitem(last=False)
+            self.nbytes -= len(dropped.data)
+
+
+class Source:
+    """The batches of a partition from an offset on, cut to the size that is wanted."""
+
+    def __init__(self, node: Node, topic: Topic, partition: Partition, offset: int) -> None:
+        self._node, self._topic, self._partition = node, topic, partition
+        self.offset = offset
+        """The next offset to give."""
+        self._batches: AsyncIterator[pa.RecordBatch] | None = None
+        self._rest: pa.RecordBatch | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell that nothing is held."""
+        return self._batches is None
+
+    async def release(self) -> None:
+        """Let go of files, snapshot and rows; the next `take` begins again at `offset`."""
+        batches, self._batches, self._rest = self._batches, None, None
+        if batches is not None:
+            await batches.aclose()  # type: ignore[attr-defined]
+
+    async def take(self, rows_max: int, bytes_max: int) -> list[pa.RecordBatch]:
+        """Return the next rows as far as there are any now, at most about so many."""
+        taken: list[pa.RecordBatch] = []
+        while rows_max > 0 and bytes_max > 0:
+            batch = await self._next()
+            if batch is None:
+                break
+            per_row = max(batch.nbytes // batch.num_rows, 1)
+            rows = min(rows_max, batch.num_rows, max(bytes_max // per_row, 0 if taken else 1))
+            if rows < batch.num_rows:
+                self._rest = batch.slice(rows)
+                batch = batch.slice(0, rows)
+            if rows == 0:
+                break
+            taken.append(batch)
+            self.offset += rows
+            rows_max -= rows
+            bytes_max -= rows * per_row
+        return taken
+
+    async def _next(self) -> pa.RecordBatch | None:
+        if self._rest is not None:
+            batch, self._rest = self._rest, None
+            return batch
+        if self._batches is None:
+            reader = PartitionReader(self._node, self._topic, self._partition, self.offset)
+            self._batches = reader.batches(say.ID_MAX)
+        try:
+            return await anext(self._batches)
+        except StopAsyncIteration:
+            self._batches = None
+            return None
+
+
+class Following:
+    """One `read` of a client."""
+
+    def __init__(
+        self, node: Node, topic: Topic, chunks: Chunks, client: Client, command: say.Read
+    ) -> None:
+        self._node, self._topic, self._chunks, self._client = node, topic, chunks, client
+        self._command = command
+        self._credit = command.credit
+        self._more = asyncio.Event()
+        self._source: Source | None = None
+
+    @property
+    def next_offset(self) -> int | None:
+        """The first offset that was not sent."""
+        return self._source.offset if self._source is not None else None
+
+    def add_credit(self, messages: int) -> None:
+        """Allow so many messages more."""
+        self._credit = min(self._credit + messages, say.ID_MAX)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Send until it is cancelled; raise what ends it."""
+        command, topic, client = self._command, self._topic, self._client
+        partition = topic.partition(command.partition)
+        begin = await self._begin(partition)
+        source = self._source = Source(self._node, topic, partition, begin)
+        end = partition.readable().end
+        client.send(
+            frames.text(
+                b'{"reading":{"id":%d,"partition":%d,"offset":%d,"end_offset":%d}}'
+                % (command.id, command.partition, begin, end)
+            )
+        )
+        try:
+            while True:
+                await self._wait_for_credit(source)
+                await client.drained()
+                await partition.readable().wait_past(source.offset, FOLLOW_S)
+                chunk = await self._chunk(source, partition)
+                if chunk is None:
+                    continue
+                self._credit -= chunk.rows
+                self._send(chunk, source.offset, partition.readable().end)
+                await asyncio.sleep(0)  # others have their turn between the chunks
+        finally:
+            await source.release()
+
+    async def _begin(self, partition: Partition) -> int:
+        command = self._command
+        if command.offset is None and command.timestamp is None and command.position == "latest":
+            return partition.readable().end
+        time_us = timestamp_us(None if command.timestamp is None else str(command.timestamp))
+        return await position(self._node, self._topic, partition, command.offset, time_us)
+
+    async def _wait_for_credit(self, source: Source) -> None:
+        while self._credit <= 0:
+            self._more.clear()
+            try:
+                await asyncio.wait_for(self._more.wait(), None if source.is_idle else IDLE_SOURCE_S)
+            except TimeoutError:
+                await source.release()
+
+    async def _chunk(self, source: Source, partition: Partition) -> Chunk | None:
+        """Return the next chunk: one that another reader had made, or a new one."""
+        kind = self._command.format
+        key = (self._topic.uuid, partition.number, source.offset, kind)
+        if source.is_idle:
+            kept = self._chunks.get(key)
+            if kept is not None and kept.rows <= self._credit:
+                source.offset += kept.rows
+                return kept
+        is_live = source.offset >= partition.readable().tail.start
+        rows_max = min(self._credit, CHUNK_ROWS[kind])
+        batches = await source.take(rows_max, CHUNK_BYTES[kind])
+        if not batches:
+            return None
+        chunk = encode_chunk(self._topic, batches, kind)
+        if is_live:
+            self._chunks.put(key, chunk)
+        return chunk
+
+    def _send(self, chunk: Chunk, next_offset: int, end_offset: int) -> None:
+        command = self._command
+        numbers = (command.id, command.partition, chunk.rows, next_offset, end_offset)
+        head = (
+            b'{"messages":{"id":%d,"partition":%d,"count":%d,"next_offset":%d,"end_offset":%d'
+            % numbers
+        )
+        if command.format == "json":
+            parts = [head, b',"messages":', chunk.data, b"}}"]
+            opcode = frames.Opcode.TEXT
+        else:
+            parts = [say.binary(head + b"}}", chunk.data)]
+            opcode = frames.Opcode.BINARY
+        size = sum(len(part) for part in parts)
+        self._client.send(b"".join((frames.head(opcode, size), *parts)))
+
+
+def encode_chunk(topic: Topic, batches: list[pa.RecordBatch], kind: str) -> Chunk:
+    """Encode batches as a JSON array of messages or as an Arrow stream."""
+    rows = sum(batch.num_rows for batch in batches)
+    if kind == "json":
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return Chunk(rows, msgspec.json.encode(encode.to_messages(batch)))
+    pieces = [encode.arrow_schema_message(table_arrow_schema(topic.spec))]
+    joined = batches if len(batches) == 1 else [pa.concat_batches(batches)]
+    pieces += [encode.arrow_batch_message(batch) for batch in joined]
+    return Chunk(rows, b"".join([*pieces, encode.ARROW_END]))
