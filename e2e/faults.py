@@ -1,0 +1,150 @@
+"""What may happen to a cluster, as functions; what must be undone is a context manager.
+
+Processes inside a pod are signalled by `kubectl exec` (same user, same process namespace). PID 1
+cannot be killed from inside, so `kill_container` goes through the node, which on kind is a
+container of this machine.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from e2e import kind
+from e2e.install import RUN_DIR, WORKER_POD
+from e2e.kubectl import Kubectl, run, wait_for
+
+NODE_S_MAX = 180.0
+SIGNAL = "import os, sys; os.kill(int(open(sys.argv[1]).read()), int(sys.argv[2]))"
+FILL = """
+import os, sys
+path, leave = sys.argv[1], int(sys.argv[2])
+free = os.statvfs(os.path.dirname(path))
+size = free.f_bavail * free.f_frsize - leave
+with open(path, "wb") as file:
+    os.posix_fallocate(file.fileno(), 0, max(size, 1))
+"""
+UNFILL = "import os, sys; os.unlink(sys.argv[1])"
+
+
+def delete_pod(kubectl: Kubectl, pod: str = WORKER_POD, *, grace: bool = True) -> None:
+    """Delete a pod; without grace its processes are killed at once. Returns when it is gone."""
+    uid = kubectl.get("pod", pod)["metadata"]["uid"]
+    force = [] if grace else ["--grace-period=0", "--force"]
+    kubectl("delete", "pod", pod, "--wait=false", *force)
+    wait_for(lambda: uid not in _pod_uids(kubectl), 120, f"pod {pod} to go")
+
+
+def _pod_uids(kubectl: Kubectl) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in kubectl.get("pods")["items"]}
+
+
+def signal_process(
+    kubectl: Kubectl, role: str, number: signal.Signals, pod: str = WORKER_POD
+) -> None:
+    """Send a signal to the `edge` or `table` process of a worker."""
+    kubectl.python(pod, SIGNAL, f"{RUN_DIR}/{role}.pid", str(int(number)))
+
+
+def kill_process(kubectl: Kubectl, role: str, pod: str = WORKER_POD) -> None:
+    """Kill one process of a worker with SIGKILL, waiting for it if it is just being restarted."""
+
+    def killed() -> bool:
+        signal_process(kubectl, role, signal.SIGKILL, pod)
+        return True
+
+    wait_for(killed, 30, f"the {role} process to be there")
+
+
+@contextmanager
+def paused_process(kubectl: Kubectl, role: str, pod: str = WORKER_POD) -> Iterator[None]:
+    """Stop one process of a worker in its tracks, and let it go on at the end."""
+    signal_process(kubectl, role, signal.SIGSTOP, pod)
+    try:
+        yield
+    finally:
+        signal_process(kubectl, role, signal.SIGCONT, pod)
+
+
+def kill_container(kubectl: Kubectl, container: str, pod: str = WORKER_POD) -> None:
+    """Kill PID 1 of a container, and so all of it, with SIGKILL from the node."""
+    node = kubectl.node_of(pod)
+    status = kubectl.get("pod", pod)["status"]["containerStatuses"]
+    ids = [each["containerID"].rpartition("/")[2] for each in status if each["name"] == container]
+    template = "--template={{.info.pid}}"
+    inspect = ["crictl", "inspect", "--output=go-template", template, ids[0]]
+    pid = run([kind.container_cli(), "exec", node, *inspect]).strip()
+    run([kind.container_cli(), "exec", node, "kill", "-KILL", pid])
+
+
+@contextmanager
+def drained_node(kubectl: Kubectl, node: str) -> Iterator[None]:
+    """Cordon and drain a node; its pods with local volumes wait until it is back."""
+    kubectl(
+        "drain",
+        node,
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        "--force",
+        f"--timeout={NODE_S_MAX:.0f}s",
+        timeout_s=NODE_S_MAX + 10,
+    )
+    try:
+        yield
+    finally:
+        kubectl("uncordon", node)
+
+
+def restart_node(kubectl: Kubectl, node: str) -> None:
+    """Restart the machine (on kind: the container) and wait until its node is ready again.
+
+    No shutdown in good order is asked for: everything on it is killed at once.
+    """
+    run([kind.container_cli(), "restart", "--time=0", node], timeout_s=NODE_S_MAX)
+    # A node counts as ready for 40 s after it died: only a lease renewed since then proves it.
+    before = _last_seen(kubectl, node)
+    wait_for(
+        lambda: _last_seen(kubectl, node) > before and _is_ready(kubectl, node),
+        NODE_S_MAX,
+        f"node {node} to be ready",
+        interval_s=1.0,
+    )
+
+
+def _last_seen(kubectl: Kubectl, node: str) -> str:
+    """Return when the kubelet of a node last said that it is there."""
+    lease = kubectl.within("kube-node-lease").get("lease", node)
+    return str(lease["spec"]["renewTime"])
+
+
+def _is_ready(kubectl: Kubectl, node: str) -> bool:
+    conditions = kubectl.get("node", node)["status"]["conditions"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+@contextmanager
+def stopped_part(kubectl: Kubectl, workload: str) -> Iterator[None]:
+    """Stop a third-party part (`statefulset/etcd`) and start it again at the end."""
+    kubectl("scale", workload, "--replicas=0")
+    kind_, _, name = workload.partition("/")
+    labels = f"app.kubernetes.io/name={name}"
+    wait_for(
+        lambda: not kubectl.get("pods", f"--selector={labels}")["items"], 120, f"{kind_} to stop"
+    )
+    try:
+        yield
+    finally:
+        kubectl("scale", workload, "--replicas=1")
+        kubectl.wait_ready(workload, timeout_s=180)
+
+
+@contextmanager
+def filled_volume(
+    kubectl: Kubectl, directory: str, leave_bytes: int, pod: str = WORKER_POD
+) -> Iterator[None]:
+    """Fill the volume of a directory but for some bytes, and free it at the end."""
+    path = f"{directory}/filler"
+    kubectl.python(pod, FILL, path, str(leave_bytes))
+    try:
+        yield
+    finally:
+        kubectl.python(pod, UNFILL, path)

@@ -1,0 +1,77 @@
+"""Make, fill and delete a kind cluster."""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from e2e.kubectl import run
+
+CONFIG = Path(__file__).parent / "kind.yaml"
+COMPONENTS = ("operator", "worker", "pipeline")
+# What the quick-start profile runs beside ours. Loaded from here when this machine has them, so
+# that nodes without a way to a registry can run them; pulled by the nodes otherwise.
+THIRD_PARTY_IMAGES = ("quay.io/coreos/etcd:v3.6.8", "chrislusf/seaweedfs:4.48")
+CREATE_S_MAX = 300.0
+LOAD_S_MAX = 600.0
+LABEL = "io.x-k8s.kind.cluster"
+
+
+def container_cli() -> str:
+    """Return the command of the container engine that runs the nodes."""
+    return os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker")
+
+
+def exists(name: str) -> bool:
+    """Tell whether a cluster of this name is there."""
+    return name in run(["kind", "get", "clusters"]).split()
+
+
+def create(name: str, kubeconfig: Path | None) -> None:
+    """Create the cluster and wait for its nodes; without a kubeconfig kind's own is used."""
+    command = ["kind", "create", "cluster", f"--name={name}", f"--config={CONFIG}", "--wait=180s"]
+    # kind's default node image is right unless this machine cannot pull it.
+    if image := os.environ.get("KIND_NODE_IMAGE"):
+        command.append(f"--image={image}")
+    if kubeconfig is not None:
+        kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        command.append(f"--kubeconfig={kubeconfig}")
+    run(command, timeout_s=CREATE_S_MAX)
+
+
+def write_kubeconfig(name: str, kubeconfig: Path) -> None:
+    """Write the kubeconfig of a cluster that exists."""
+    kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(run(["kind", "get", "kubeconfig", f"--name={name}"]))
+
+
+def delete(name: str) -> None:
+    """Delete the cluster and check that none of its containers is left."""
+    run(["kind", "delete", "cluster", f"--name={name}"], timeout_s=CREATE_S_MAX)
+    left = run([container_cli(), "ps", "--all", "--quiet", f"--filter=label={LABEL}={name}"])
+    if left.strip():
+        raise AssertionError(f"kind left containers of cluster {name} behind: {left.split()}")
+
+
+def load_images(name: str, tag: str, components: Sequence[str] = COMPONENTS) -> float:
+    """Load our images and what this machine has of the others into the nodes; return seconds."""
+    images = [f"tidewater-{component}:{tag}" for component in components]
+    images += [image for image in THIRD_PARTY_IMAGES if _is_local(image)]
+    nodes = run(["kind", "get", "nodes", f"--name={name}"]).split()
+    # The control plane of a cluster with workers takes no ordinary pods.
+    workers = [node for node in nodes if not node.endswith("control-plane")] or nodes
+    begin = time.monotonic()
+    run(
+        ["kind", "load", "docker-image", f"--name={name}", f"--nodes={','.join(workers)}", *images],
+        timeout_s=LOAD_S_MAX,
+    )
+    return time.monotonic() - begin
+
+
+def _is_local(image: str) -> bool:
+    found = subprocess.run(
+        [container_cli(), "image", "inspect", image], capture_output=True, check=False
+    )
+    return found.returncode == 0

@@ -1,0 +1,134 @@
+"""What `make cluster`, `make cluster-down` and `make e2e` do.
+
+    up    create a cluster (unless it is there), load the images, install the third-party parts
+    down  delete it
+    test  the same as up on a cluster of its own, run the tests, delete the cluster
+
+`test` takes the cluster that KUBECONFIG names if that is set, and then deletes nothing but what
+the tests themselves made.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from e2e import kind
+from e2e.install import install_parts
+from e2e.kubectl import Kubectl, run
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "e2e" / "out"
+TESTS_S_MAX = 25 * 60
+
+
+def say(text: str) -> None:
+    """Tell a person what happens, with the time it does."""
+    print(f"[{time.strftime('%H:%M:%S')}] e2e: {text}", flush=True)
+
+
+def prepare(name: str, tag: str, kubeconfig: Path | None) -> Kubectl:
+    """Bring a kind cluster to the point where tests or people can start."""
+    if kind.exists(name):
+        say(f"cluster {name} is there")
+    else:
+        begin = time.monotonic()
+        kind.create(name, kubeconfig)
+        say(f"cluster {name} created in {time.monotonic() - begin:.0f} s")
+    private = OUT / f"{name}.kubeconfig"
+    kind.write_kubeconfig(name, private)
+    say(f"images loaded in {kind.load_images(name, tag):.0f} s")
+    return with_parts(Kubectl(private))
+
+
+def with_parts(kubectl: Kubectl) -> Kubectl:
+    """Install the third-party parts."""
+    begin = time.monotonic()
+    install_parts(kubectl)
+    say(f"etcd and SeaweedFS ready in {time.monotonic() - begin:.0f} s")
+    return kubectl
+
+
+@contextmanager
+def test_cluster(name: str, tag: str, *, keep: bool) -> Iterator[Kubectl]:
+    """Give a cluster to test in; our own is deleted at the end, also of a failed start."""
+    if given := os.environ.get("KUBECONFIG"):
+        context = run(["kubectl", "config", "current-context"]).strip()
+        say(f"using the cluster of context {context}")
+        if context.startswith("kind-"):
+            kind.load_images(context.removeprefix("kind-"), tag)
+        yield with_parts(Kubectl(Path(given)))
+        return
+    try:
+        yield prepare(name, tag, OUT / f"{name}.kubeconfig")
+    finally:
+        if keep:
+            say(f"kept cluster {name}: export KUBECONFIG={OUT / f'{name}.kubeconfig'}")
+        else:
+            begin = time.monotonic()
+            kind.delete(name)
+            say(f"cluster {name} deleted in {time.monotonic() - begin:.0f} s")
+
+
+def test(name: str, tag: str, select: str | None, *, keep: bool, rest: list[str]) -> int:
+    """Run the tests in a cluster and return pytest's exit code."""
+    begin = time.monotonic()
+    with test_cluster(name, tag, keep=keep) as kubectl:
+        command = [sys.executable, "-m", "pytest", "e2e", "-v", "--durations=0", *rest]
+        if select:
+            command += ["-k", select]
+        environment = {
+            **os.environ,
+            "TIDEWATER_E2E_KUBECONFIG": str(kubectl.kubeconfig),
+            "TIDEWATER_E2E_TAG": tag,
+        }
+        try:
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=TESTS_S_MAX, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            say(f"the tests took longer than {TESTS_S_MAX} s")
+            code = 1
+    say(f"{'green' if code == 0 else 'FAILED'} after {(time.monotonic() - begin) / 60:.1f} min")
+    if code != 0:
+        say(f"logs, events and resources of failed tests: {OUT.relative_to(ROOT)}")
+    return code
+
+
+def _interrupted(number: int, _frame: FrameType | None) -> None:
+    """Turn SIGTERM into an exception, so that the cluster is deleted on the way out."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def main() -> int:
+    """Read the command line and do it."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.run")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up, down, tests = (commands.add_parser(name) for name in ("up", "down", "test"))
+    for command in (up, down, tests):
+        command.add_argument("--cluster", required=True)
+    for command in (up, tests):
+        command.add_argument("--tag", required=True)
+    tests.add_argument("--select", help="run the tests whose name contains this")
+    tests.add_argument("--keep", action="store_true", help="do not delete the cluster")
+    tests.add_argument("rest", nargs="*", help="further arguments for pytest")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupted)
+    if args.command == "down":
+        kind.delete(args.cluster)
+        return 0
+    if args.command == "up":
+        prepare(args.cluster, args.tag, None)
+        say(f"ready: kubectl --context kind-{args.cluster} get pods --all-namespaces")
+        return 0
+    return test(args.cluster, args.tag, args.select, keep=args.keep, rest=args.rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
