@@ -113,11 +113,12 @@ class SocketConnection(asyncio.Protocol):
         self._account(self._frames.held_bytes)
         try:
             self._take(messages)
+            self._session.producer.flush()
         except Exception:
             log.exception("a socket fails")
             self._end(Close.INTERNAL, "see the worker's log")
-        session = self._session
-        if session.under_way >= UNDER_WAY_MAX or session.under_way_bytes > self._bytes_max:
+        producing = self._session.producer
+        if producing.under_way >= UNDER_WAY_MAX or producing.under_way_bytes > self._bytes_max:
             self._read(False)
 
     def _take(self, messages: list[frames.Message]) -> None:
@@ -201,12 +202,12 @@ class SocketConnection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def _relax(self) -> None:
-        session = self._session
-        if self._is_leaving and session.under_way == 0:
+        producing = self._session.producer
+        if self._is_leaving and producing.under_way == 0:
             self._end(Close.GOING_AWAY, "the worker is shutting down")
         elif not self._is_reading and self._drained.is_set():
-            few = session.under_way <= UNDER_WAY_MAX // 2
-            if few and session.under_way_bytes <= self._bytes_max // 2:
+            few = producing.under_way <= UNDER_WAY_MAX // 2
+            if few and producing.under_way_bytes <= self._bytes_max // 2:
                 self._read(True)
 
     def _beat(self) -> None:

@@ -1,8 +1,4 @@
-"""One client of a socket: what it asks for, and what it gets. Knows nothing of frames on the wire.
-
-Produced messages take the same way into the log as over HTTP. Many may be under way; each is
-acknowledged by its id when it is durable, whatever the others do.
-"""
+"""One client of a socket: what it asks for, and what it gets. The wire is `socket`'s."""
 
 import asyncio
 import logging
@@ -12,13 +8,14 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from tidewater_core.errors import Conflict, Invalid, NotFound, Overloaded, TidewaterError
+from tidewater_core.names import TopicName
 from tidewater_worker.api import decode
 from tidewater_worker.api import socket_frames as frames
 from tidewater_worker.api import socket_messages as say
 from tidewater_worker.api.decode import TopicDecoder
-from tidewater_worker.api.produce import Answer, Producing, acks_json
+from tidewater_worker.api.produce import Producing
+from tidewater_worker.api.socket_producing import SocketProducer
 from tidewater_worker.api.socket_reading import Chunks, Client, Following
-from tidewater_worker.log.producers import Request
 from tidewater_worker.node import Node
 from tidewater_worker.topic import Topic
 
@@ -51,16 +48,15 @@ class Sockets:
         self.chunks = Chunks()
         self.open: int = 0
         """Sockets that are open."""
-        self._commands: dict[str, tuple[TopicDecoder, say.CommandDecoder]] = {}
+        self._commands: dict[TopicName, tuple[TopicDecoder, say.CommandDecoder]] = {}
 
     def commands(self, topic: Topic) -> tuple[TopicDecoder, say.CommandDecoder]:
         """Return the decoders for a topic's present schema."""
-        decoder = self.producing.decoder(topic)
-        name = str(topic.name)
-        known = self._commands.get(name)
-        if known is None or known[0] is not decoder:
+        known = self._commands.get(topic.name)
+        if known is None or known[0].spec is not topic.spec:
+            decoder = self.producing.decoder(topic)
             known = (decoder, say.CommandDecoder(decoder.messages))
-            self._commands[name] = known
+            self._commands[topic.name] = known
         return known
 
 
@@ -73,11 +69,7 @@ class Session:
         self._sockets, self._node = sockets, sockets.node
         self._namespace, self._name = namespace, name
         self._client = client
-        self._relax = relax
-        """Called after each answer to a `produce`: there is room for another."""
-        self.under_way = 0
-        """`produce` commands without an answer."""
-        self.under_way_bytes = 0
+        self.producer = SocketProducer(sockets.node, sockets.producing, client, relax)
         self._streams: dict[int, tuple[Stream, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -114,7 +106,6 @@ class Session:
 
     def text(self, payload: bytes) -> None:
         """Take a text message."""
-        id_: int | None = None
         try:
             topic = self._node.topic(self._namespace, self._name)
             decoder, commands = self._sockets.commands(topic)
@@ -123,14 +114,12 @@ class Session:
                 raise Invalid(
                     "InvalidFrame", f"a message is an object with one of {', '.join(say.NAMES)}"
                 )
-            produce = command.produce
-            if produce is None:
+            if command.produce is not None:
+                self.producer.take(topic, decoder, command.produce, len(payload))
+            else:
                 self._other(topic, command)
-                return
-            id_ = produce.id
-            self._produce(topic, produce, decoder.decoded(produce.messages), len(payload))
         except TidewaterError as error:
-            self._refuse(say.id_of(payload, is_binary=False) if id_ is None else id_, error)
+            self._refuse(say.id_of(payload, is_binary=False), error)
 
     def binary(self, payload: bytes) -> None:
         """Take a binary message: Arrow to be produced."""
@@ -139,62 +128,9 @@ class Session:
             decoder, commands = self._sockets.commands(topic)
             produce, stream = commands.binary(payload)
             rows = decoder.decode(decode.ARROW, {}, stream)
-            self._produce(topic, produce, rows, len(payload))
+            self.producer.batch(topic, produce, rows, len(payload))
         except TidewaterError as error:
             self._refuse(say.id_of(payload, is_binary=True), error)
-
-    # ---- producing
-
-    def _produce(self, topic: Topic, produce: Any, rows: Any, size: int) -> None:
-        self._node.admit()
-        request = None
-        if produce.producer is not None or produce.sequence is not None:
-            if produce.producer is None or produce.sequence is None:
-                raise Invalid("InvalidProducer", "producer and sequence go together")
-            request = Request(produce.producer, produce.sequence)
-        self._count(1, size)
-        try:
-            self._sockets.producing.submit(
-                topic, rows, size, produce.partition, request,
-                lambda answer: self._stored(topic, produce, size, answer),
-            )  # fmt: skip
-        except TidewaterError:
-            self._count(-1, -size)
-            raise
-
-    def _count(self, commands: int, size: int) -> None:
-        self.under_way += commands
-        self.under_way_bytes += size
-        self._node.inflight_bytes += size
-
-    def _stored(self, topic: Topic, produce: Any, size: int, answer: Answer) -> None:
-        if answer.error is not None:
-            topic.counters["errors"] += 1
-            self._answer(size, frames.text(say.error(produce.id, answer.error)))
-            return
-        topic.counters["messages"] += sum(stored.count for stored in answer.acks.values())
-        if produce.ack == "table":
-            self._node.spawn(self._stored_in_table(topic, produce, size, answer))
-            return
-        said = b'{"ack":{"id":%d,"acks":[%b]}}' % (produce.id, acks_json(answer))
-        self._answer(size, frames.text(said))
-
-    async def _stored_in_table(self, topic: Topic, produce: Any, size: int, answer: Answer) -> None:
-        timeout_ms = min(produce.timeout_ms, self._node.settings.limits.flush_wait_max.ms)
-        try:
-            snapshot = await self._sockets.producing.in_table(topic, answer, timeout_ms)
-        except TidewaterError as error:
-            self._answer(size, frames.text(say.error(produce.id, error)))
-            return
-        said = b'{"ack":{"id":%d,"acks":[%b],"snapshot_id":%b}}' % (
-            produce.id, acks_json(answer), str(snapshot).encode(),
-        )  # fmt: skip
-        self._answer(size, frames.text(said))
-
-    def _answer(self, size: int, frame: bytes) -> None:
-        self._count(-1, -size)
-        self._client.send(frame)
-        self._relax()
 
     # ---- reading
 
