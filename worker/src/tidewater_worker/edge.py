@@ -7,7 +7,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 import uvloop
@@ -20,6 +20,9 @@ from tidewater_worker.api.routes import make_app
 from tidewater_worker.api.socket_session import Sockets
 from tidewater_worker.coordination import connect
 from tidewater_worker.node import Node
+
+if TYPE_CHECKING:
+    from tidewater_worker.flight.server import FlightServer
 
 KEEP_ALIVE_S: Final = 75
 SWITCH_INTERVAL_S: Final = 0.0002
@@ -42,6 +45,21 @@ class _Server(uvicorn.Server):
 
     def install_signal_handlers(self) -> None:
         """Leave signals to `serve`."""
+
+
+def _start_flight(node: Node, producing: Producing) -> "FlightServer | None":
+    settings = node.settings
+    if settings.flight_port is None:
+        return None
+    # Only here: it costs memory that a worker without Flight need not have.
+    from tidewater_worker.flight.server import FlightServer
+
+    loop = asyncio.get_running_loop()
+    server = FlightServer(node, producing, loop, settings.flight_port)
+    address = f"{settings.listen_host}:{server.port}"
+    (settings.run_dir / "flight.addr").write_text(f"{address}\n")
+    log.info("listening on grpc://%s", address)
+    return server
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -72,6 +90,7 @@ async def serve(settings: WorkerSettings) -> None:
     address = listener.getsockname()
     (settings.run_dir / "edge.addr").write_text(f"{address[0]}:{address[1]}\n")
     log.info("listening on http://%s:%s", address[0], address[1])
+    flight = _start_flight(node, producing)
     serving = asyncio.create_task(server._serve([listener]))
     await asyncio.wait(
         {serving, asyncio.create_task(stopping.wait())}, return_when="FIRST_COMPLETED"
@@ -79,6 +98,8 @@ async def serve(settings: WorkerSettings) -> None:
     log.info("draining")
     node.is_draining = True
     server.should_exit = True
+    if flight is not None:
+        await asyncio.to_thread(flight.stop)
     await serving
     async with asyncio.timeout(settings.shutdown_deadline.seconds):
         await node.stop()

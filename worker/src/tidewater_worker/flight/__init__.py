@@ -1,0 +1,1 @@
+"""Arrow Flight: the same messages as over HTTP, without a copy into another format."""
