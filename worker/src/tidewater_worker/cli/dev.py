@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="Topic and Subscription manifests, as for kubectl apply (repeatable)",
     )
+    parser.add_argument(
+        "--flight",
+        type=int,
+        nargs="?",
+        const=-1,
+        metavar="PORT",
+        help="serve Arrow Flight too, on the port after the HTTP API's unless one is given",
+    )
 
 
 def run(args: argparse.Namespace) -> NoReturn:
@@ -45,6 +54,10 @@ def run(args: argparse.Namespace) -> NoReturn:
         if not path.is_file():
             raise Invalid("NoSuchFile", f"there is no manifest {path}")
     settings = embedded(args.data, args.listen)
+    if args.flight is not None:
+        http = settings.listen_port
+        next_port = http + 1 if http else 0
+        settings = replace(settings, flight_port=next_port if args.flight < 0 else args.flight)
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     register(settings, args.filename)
     _ensure_a_topic(settings)
