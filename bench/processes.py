@@ -68,6 +68,26 @@ def cpu_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
+class CpuMeter:
+    """Adds up the CPU time that a process spends while it is looked at."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = cpu_seconds(self._pid)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seconds += cpu_seconds(self._pid) - self._began
+
+
 def rss_bytes(pids: Iterable[int]) -> int:
     """Return the resident memory of processes; pages that they share count once for each."""
     return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bench.lines import Line, Result, Target
+from bench.processes import CpuMeter
 from bench.samples import middle, summarise
 from bench.stage import Stage
 from tidewater import wire
@@ -25,35 +26,41 @@ def run(stage: Stage) -> Result:
     for kind in KINDS.values():
         stage.producer.call("prepare", kind=kind, rows=ROWS, size=SIZE)
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in (*KINDS, *PEERS)}
+    edge = stage.tidewater.pids["edge"]
+    meters = {name: CpuMeter(edge) for name in KINDS}
+    meters |= {name: CpuMeter(stage.nats.process.pid) for name in PEERS}
     for number in range(plan.bulk_rounds):
         stage.say(f"bulk, round {number + 1} of {plan.bulk_rounds}")
         for name, kind in KINDS.items():
-            answers[name].append(
-                stage.producer.call(
-                    "bulk",
-                    topic="bench/bulk",
-                    kind=kind,
-                    threads=THREADS,
-                    seconds=plan.bulk_seconds,
+            with meters[name]:
+                answers[name].append(
+                    stage.producer.call(
+                        "bulk",
+                        topic="bench/bulk",
+                        kind=kind,
+                        threads=THREADS,
+                        seconds=plan.bulk_seconds,
+                    )
                 )
-            )
             # What waits for the table must not slow down the next one's turn.
             stage.tidewater.settle("bench/bulk")
         nats = stage.nats_producer
-        answers["NATS async"].append(nats.call("bulk", size=SIZE, seconds=plan.bulk_seconds))
-        answers["NATS atomic"].append(
-            nats.call(
-                "bulk_atomic",
-                size=SIZE,
-                rows=ROWS,
-                writers=THREADS,
-                seconds=plan.bulk_seconds,
+        with meters["NATS async"]:
+            answers["NATS async"].append(nats.call("bulk", size=SIZE, seconds=plan.bulk_seconds))
+        with meters["NATS atomic"]:
+            answers["NATS atomic"].append(
+                nats.call(
+                    "bulk_atomic",
+                    size=SIZE,
+                    rows=ROWS,
+                    writers=THREADS,
+                    seconds=plan.bulk_seconds,
+                )
             )
-        )
-    return _result(answers)
+    return _result(answers, {name: meter.seconds for name, meter in meters.items()})
 
 
-def _result(answers: dict[str, list[dict[str, Any]]]) -> Result:
+def _result(answers: dict[str, list[dict[str, Any]]], server_s: dict[str, float]) -> Result:
     rates = {
         name: [answer["rows"] / answer["elapsed_s"] for answer in found]
         for name, found in answers.items()
@@ -62,7 +69,17 @@ def _result(answers: dict[str, list[dict[str, Any]]]) -> Result:
         name: middle(answer["cpu_s"] / answer["rows"] * 1e6 for answer in found)
         for name, found in answers.items()
     }
-    result = Result(raw={"rates": rates, "client_cpu_s_per_million": cpu})
+    server = {
+        name: server_s[name] / sum(answer["rows"] for answer in found) * 1e6
+        for name, found in answers.items()
+    }
+    result = Result(
+        raw={
+            "rates": rates,
+            "client_cpu_s_per_million": cpu,
+            "server_cpu_s_per_million": server,
+        }
+    )
     peer = max(PEERS, key=lambda name: middle(rates[name]))
     group = f"bulk, {THREADS} batches of {ROWS:,} × {SIZE} B in flight (peer: {peer})"
     for name in KINDS:
@@ -78,8 +95,9 @@ def _result(answers: dict[str, list[dict[str, Any]]]) -> Result:
         )
         latency = summarise(us for answer in answers[name] for us in answer["us"])
         result.raw[f"{name} batch ack us"] = latency.to_json()
-    for name in KINDS:
-        result.lines.append(
-            Line(group, f"{name}: client CPU per million", "s", cpu[name], nats=cpu[peer])
-        )
+    for who, seconds in (("client", cpu), ("server", server)):
+        result.lines += [
+            Line(group, f"{name}: {who} CPU per million", "s", seconds[name], nats=seconds[peer])
+            for name in KINDS
+        ]
     return result
