@@ -96,7 +96,11 @@ def record_of(owner: Ownership) -> bytes:
 
 def owner_of(record: str | bytes, live: Mapping[str, WorkerInfo]) -> Ownership:
     """Read an ownership from the store; `live` are the sessions by name."""
-    owner = msgspec.json.decode(record, type=Ownership)
+    return with_life(msgspec.json.decode(record, type=Ownership), live)
+
+
+def with_life(owner: Ownership, live: Mapping[str, WorkerInfo]) -> Ownership:
+    """Add to an ownership whether its session is there, and where."""
     worker = live.get(owner.session) if owner.session else None
     if worker is None:
         return owner

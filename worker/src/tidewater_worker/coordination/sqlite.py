@@ -113,10 +113,12 @@ class SqliteCoordination:
         session = self.session
         if self._keeper is not None:
             await self._keeper.close()
-        if self._db is not None:
+        db = self._db
+        if db is not None:
             with suppress(Retryable):
                 await self._call(lambda: self._end_session(session))
-            await self._call(self._db.close)
+            self._db = None
+            await asyncio.get_running_loop().run_in_executor(self._thread, db.close)
         self._thread.shutdown()
 
     def _connect(self) -> None:

@@ -1,0 +1,244 @@
+"""One suite for both stores: what the port promises, SQLite and etcd both keep."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidewater_core.errors import Conflict, Fenced, Retryable
+from tidewater_testing.parts.etcd import Etcd
+from tidewater_worker.coordination.etcd.store import EtcdCoordination
+from tidewater_worker.coordination.port import Coordination, CursorKey, Gap, WorkerInfo
+from tidewater_worker.coordination.sqlite import SqliteCoordination
+
+TTL_S = 2.0
+_numbers = itertools.count()
+Make = Callable[[], Coordination]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as part:
+        yield part
+
+
+@pytest.fixture(params=["sqlite", "etcd"])
+async def make(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[Callable[[], Coordination]]:
+    """Make connections to one store; close them at the end."""
+    made: list[Coordination] = []
+
+    def one() -> Coordination:
+        store: Coordination
+        if request.param == "sqlite":
+            store = SqliteCoordination(tmp_path / "coordination.db")
+        else:
+            store = EtcdCoordination(request.getfixturevalue("etcd").endpoints)
+        made.append(store)
+        return store
+
+    yield one
+    for store in made:
+        await store.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    """Return a name of this test's own: the etcd server is shared."""
+    return f"shop/t{next(_numbers)}"
+
+
+async def join(make: Make, name: str, volume: str = "", ttl_s: float = TTL_S) -> Coordination:
+    store = make()
+    await store.start(WorkerInfo(name, f"http://{name}", "", volume or f"volume-{name}"), ttl_s)
+    return store
+
+
+async def test_registry(make: Make, topic: str) -> None:
+    store, other = make(), make()
+    await store.start()
+    await other.start()
+    first = await store.register_topic(topic, '{"partitions":1}', "u1")
+    assert (first.topic, first.uuid) == (topic, "u1")
+    version = (await other.registry()).version
+    again = await store.register_topic(topic, '{"partitions":2}', "u2")
+    assert (again.uuid, again.spec) == ("u1", '{"partitions":2}'), "an existing one keeps its uuid"
+    assert await other.changed(version, 5) != version
+    assert (await store.registry()).topics[topic] == again
+    await store.register_subscription("shop/s", "{}", "u3")
+    assert "shop/s" in [found.name for found in await store.subscriptions()]
+    await store.set_assignment(topic, {0: "a", 1: "b"})
+    assert (await store.registry()).assignments[topic] == {0: "a", 1: "b"}
+    await store.unregister_subscription("shop/s")
+    await store.unregister_topic(topic)
+    left = await store.registry()
+    assert topic not in left.topics
+    assert topic not in left.assignments
+    assert "shop/s" not in left.subscriptions
+
+
+async def test_changed_waits_no_longer_than_asked(make: Make) -> None:
+    store = make()
+    await store.start()
+    version = (await store.registry()).version
+    begun = time.monotonic()
+    assert await store.changed(version, 0.3) == version
+    assert time.monotonic() - begun < 3
+
+
+async def test_epochs_only_rise_and_a_volume_comes_back(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    grant = await a.acquire(topic, 0)
+    assert (grant.epoch, grant.previous) == (1, None)
+    owner = (await a.registry()).owners[topic][0]
+    assert (owner.worker_id, owner.epoch, owner.is_live, owner.url) == ("a", 1, True, "http://a")
+    b = await join(make, "b")
+    with pytest.raises(Fenced, match="OwnedElsewhere"):
+        await b.acquire(topic, 0)
+    await a.close()
+    with pytest.raises(Fenced, match="VolumeElsewhere"):
+        await b.acquire(topic, 0)
+    again = await join(make, "a")
+    grant = await again.acquire(topic, 0)
+    assert grant.epoch == 2
+    assert grant.previous is not None
+    assert grant.previous.worker_id == "a"
+
+
+async def test_a_drained_partition_goes_anywhere(make: Make, topic: str) -> None:
+    a, b = await join(make, "a"), await join(make, "b")
+    grant = await a.acquire(topic, 0)
+    await a.release(topic, 0, grant.epoch, drained_at=41)
+    taken = await b.acquire(topic, 0)
+    assert taken.epoch == 2
+    assert taken.previous is not None
+    assert taken.previous.drained_at == 41
+    await a.release(topic, 0, grant.epoch, drained_at=50)  # an old owner's word counts no more
+    owner = (await b.registry()).owners[topic][0]
+    assert (owner.worker_id, owner.drained_at) == ("b", None)
+    with pytest.raises(Fenced):
+        await a.acquire(topic, 0)
+
+
+async def test_a_volume_is_given_up_by_a_persons_word_only(make: Make, topic: str) -> None:
+    a, b = await join(make, "a"), await join(make, "b")
+    epoch = (await a.acquire(topic, 0)).epoch
+    with pytest.raises(Conflict, match="OwnerIsLive"):
+        await b.give_up(topic, 0, "burnt")
+    await a.close()
+    await b.give_up(topic, 0, "burnt")
+    grant = await b.acquire(topic, 0)
+    assert grant.epoch == epoch + 1
+    assert grant.previous is not None
+    assert grant.previous.given_up == "burnt"
+    gap = Gap(10, 1000, "volume-a", "burnt")
+    with pytest.raises(Fenced):
+        await b.note_gap(topic, 0, epoch, gap)
+    await b.note_gap(topic, 0, grant.epoch, gap)
+    await b.release(topic, 0, grant.epoch, drained_at=1000)
+    c = await join(make, "c")
+    await c.acquire(topic, 0)
+    assert (await c.registry()).owners[topic][0].gap == gap, "G7: a gap stays recorded"
+    with pytest.raises(Conflict, match="NothingToGiveUp"):
+        await c.give_up(topic, 7, "")
+
+
+async def test_a_session_that_is_not_renewed_runs_out(make: Make, topic: str) -> None:
+    a, b = await join(make, "a"), await join(make, "b")
+    await a.acquire(topic, 0)
+    version = (await b.registry()).version
+    session = a.session
+    assert 0 < a.session_deadline - time.monotonic() <= TTL_S
+    await a._keeper.close()  # type: ignore[attr-defined]
+    assert a.session_deadline < time.monotonic(), "G5: nothing may be appended now"
+    deadline = time.monotonic() + 10 * TTL_S
+    while (await b.registry()).owners[topic][0].is_live:
+        assert time.monotonic() < deadline, "the session never ran out"
+        version = await b.changed(version, 1)
+    assert "a" not in (await b.registry()).workers
+    with pytest.raises(Retryable, match="SessionLost"):
+        await a.acquire(topic, 1)
+    await a._keeper._once()  # type: ignore[attr-defined]
+    assert a.session != session, "what was lost is not renewed: another session is opened"
+    assert (await a.acquire(topic, 0)).epoch == 2
+
+
+async def test_a_session_is_renewed(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    session = a.session
+    await asyncio.sleep(1.6 * TTL_S)
+    assert a.session == session
+    assert a.session_deadline > time.monotonic()
+    await a.acquire(topic, 0)
+
+
+async def test_one_id_is_one_volume(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    await a.acquire(topic, 0)
+    with pytest.raises(Fenced, match="WorkerIdTaken"):
+        await join(make, "a", "another-volume")
+    # The same volume: its earlier process is dead, or it could not have the lock.
+    again = await join(make, "a")
+    assert (await again.acquire(topic, 0)).epoch == 2
+    with pytest.raises(Retryable, match="SessionLost"):
+        await a.acquire(topic, 1)
+
+
+async def test_a_lost_volume_under_its_old_name_is_another_volume(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    await a.acquire(topic, 0)
+    await a.close()
+    empty = await join(make, "a", "a-new-disk")
+    with pytest.raises(Fenced, match="VolumeElsewhere"):
+        await empty.acquire(topic, 0)
+
+
+async def test_named_leases(make: Make, topic: str) -> None:
+    a, b = await join(make, "a"), await join(make, "b")
+    assert await a.take_lease(topic)
+    assert await a.take_lease(topic)
+    assert not await b.take_lease(topic)
+    assert await b.lease_holder(topic) == "a"
+    await b.drop_lease(topic)
+    assert await b.lease_holder(topic) == "a"
+    await a.drop_lease(topic)
+    assert await b.take_lease(topic)
+    await b.close()
+    assert await a.lease_holder(topic) is None
+    assert await a.take_lease(topic)
+
+
+async def test_cursors(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    epoch = (await a.acquire(topic, 0)).epoch
+    assert await a.load_cursors("shop/s", topic) == {}
+    items = {CursorKey("shop/s", topic, n): b"\0%d" % n for n in range(150)}
+    await a.store_cursors(items)
+    assert await a.load_cursors("shop/s", topic) == {n: b"\0%d" % n for n in range(150)}
+    one = CursorKey("shop/s", topic, 0)
+    await a.store_cursors({one: b"new"}, {(topic, 0): epoch})
+    assert (await a.load_cursors("shop/s", topic))[0] == b"new"
+    later = (await a.acquire(topic, 0)).epoch
+    with pytest.raises(Fenced):
+        await a.store_cursors({one: b"zombie"}, {(topic, 0): epoch})
+    await a.store_cursors({one: b"owner"}, {(topic, 0): later})
+    assert (await a.load_cursors("shop/s", topic))[0] == b"owner", "G4: no zombie's progress"
+    other = await join(make, "b")
+    await other.load_cursors("shop/s", topic)
+    await a.store_cursors({one: b"newer"})
+    await other.store_cursors({one: b"newest"})
+    assert (await a.load_cursors("shop/s", topic))[0] == b"newest"
+
+
+async def test_many_want_one_partition(make: Make, topic: str) -> None:
+    workers = [await join(make, name) for name in "abcd"]
+    results = await asyncio.gather(
+        *(worker.acquire(topic, 0) for worker in workers), return_exceptions=True
+    )
+    assert sorted(type(result).__name__ for result in results) == ["Fenced"] * 3 + ["Grant"], (
+        "G5 One owner"
+    )
