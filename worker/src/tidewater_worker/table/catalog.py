@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 Identifier = tuple[str, ...]
 _T = TypeVar("_T")
 
-SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
-"""How long one process waits for another that is writing to the catalog's file."""
-POSTGRES_CONNECT_TIMEOUT_S: Final = 5
 DURABLE_IO: Final = "tidewater_worker.table.local_io.DurableFileIO"
 ARROW_IO: Final = "pyiceberg.io.pyarrow.PyArrowFileIO"
 MESSAGE_CHARS_MAX: Final = 500
@@ -177,9 +174,13 @@ def open_catalog(settings: CatalogSettings) -> TableCatalog:
             rest = {key: value for key, value in properties.items() if key != "type"}
             return TableCatalog(PatientRestCatalog(settings.name, **rest))
         if kind == "sql":
-            return TableCatalog(_open_sql(settings.name, properties))
+            from tidewater_worker.table.sql import open_sql
+
+            return TableCatalog(open_sql(settings.name, properties))
         if kind == "in-memory":
-            return TableCatalog(_open_in_memory(settings.name, properties), threading.RLock())
+            from tidewater_worker.table.sql import open_in_memory
+
+            return TableCatalog(open_in_memory(settings.name, properties), threading.RLock())
         return TableCatalog(load_pyiceberg_catalog(settings.name, **properties))
     except ice.NotInstalledError as error:
         raise Invalid("CatalogNotInstalled", _text(error)) from error
@@ -203,47 +204,3 @@ def _file_io(properties: dict[str, str]) -> str:
     warehouse = properties.get("warehouse", "file:")
     local = warehouse.startswith(("file:", "/"))
     return DURABLE_IO if local else ARROW_IO
-
-
-def _open_sql(name: str, properties: dict[str, str]) -> Catalog:
-    from sqlalchemy import event
-    from sqlalchemy.engine import make_url
-
-    url = make_url(properties["uri"])
-    if url.get_backend_name() == "sqlite":
-        # The driver's own wait applies from the first statement, before any pragma can be set.
-        url = url.update_query_dict({"timeout": str(SQLITE_BUSY_TIMEOUT_MS / 1000)})
-    else:
-        url = url.update_query_dict({"connect_timeout": str(POSTGRES_CONNECT_TIMEOUT_S)})
-        # A connection that the server dropped while we were idle must not fail a commit.
-        properties.setdefault("pool_pre_ping", "true")
-    properties["uri"] = url.render_as_string(hide_password=False)
-    catalog: Any = load_pyiceberg_catalog(name, **properties)
-    if url.get_backend_name() == "sqlite":
-        event.listen(catalog.engine, "connect", _prepare_sqlite)
-        catalog.engine.dispose()
-    return catalog  # type: ignore[no-any-return]
-
-
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    """Let readers and one writer of several processes work side by side, and lose nothing."""
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    # An acknowledged commit must survive power loss: NORMAL would not sync the WAL at commit.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _open_in_memory(name: str, properties: dict[str, str]) -> Catalog:
-    """Make a catalog that lives as long as this process; one connection serves all threads."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.pool import StaticPool
-
-    catalog: Any = load_pyiceberg_catalog(name, **properties)
-    catalog.engine.dispose()
-    catalog.engine = create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-    )
-    catalog.create_tables()
-    return catalog  # type: ignore[no-any-return]
