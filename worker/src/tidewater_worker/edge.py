@@ -18,7 +18,9 @@ from tidewater_worker.api.produce import Producing
 from tidewater_worker.api.protocol import EdgeProtocol
 from tidewater_worker.api.routes import make_app
 from tidewater_worker.api.socket_session import Sockets
+from tidewater_worker.api.subscriptions import add_subscriptions
 from tidewater_worker.coordination import connect
+from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.node import Node
 
 if TYPE_CHECKING:
@@ -31,13 +33,19 @@ let it report; Python's default of 5 ms would be the ack latency under load."""
 log = logging.getLogger(__name__)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
-    listener.listen(1024)
     return listener
+
+
+def _url(settings: WorkerSettings, address: tuple[str, int]) -> str:
+    """Return how other workers reach this one."""
+    host = socket.gethostname() if address[0] in ("0.0.0.0", "::") else address[0]  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
+    return settings.advertise_url or f"http://{host}:{address[1]}"
 
 
 class _Server(uvicorn.Server):
@@ -64,10 +72,14 @@ def _start_flight(node: Node, producing: Producing) -> "FlightServer | None":
 
 async def serve(settings: WorkerSettings) -> None:
     """Serve until SIGTERM; then drain."""
-    node = Node(settings, connect(settings), SystemClock())
+    coordination = connect(settings)
+    node = Node(settings, coordination, SystemClock())
     producing = Producing(node)
+    dispatch = Dispatch(node, coordination)
+    app = make_app(node, producing)
+    add_subscriptions(app, node, dispatch)
     config = uvicorn.Config(
-        make_app(node, producing),
+        app,
         # uvicorn only calls it: a function that makes connections serves as a class.
         http=partial(EdgeProtocol, node, producing, Sockets(node, producing)),  # type: ignore[arg-type]
         loop="none",
@@ -85,9 +97,11 @@ async def serve(settings: WorkerSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    await node.start()
-    listener = _listen(settings.listen_host, settings.listen_port)
+    listener = _bind(settings.listen_host, settings.listen_port)
     address = listener.getsockname()
+    await node.start(_url(settings, address))
+    await dispatch.start()
+    listener.listen(1024)  # now, not before: who connects gets an answer
     (settings.run_dir / "edge.addr").write_text(f"{address[0]}:{address[1]}\n")
     log.info("listening on http://%s:%s", address[0], address[1])
     flight = _start_flight(node, producing)
@@ -100,6 +114,7 @@ async def serve(settings: WorkerSettings) -> None:
     server.should_exit = True
     if flight is not None:
         await asyncio.to_thread(flight.stop)
+    await dispatch.close()
     await serving
     async with asyncio.timeout(settings.shutdown_deadline.seconds):
         await node.stop()

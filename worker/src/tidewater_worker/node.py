@@ -1,34 +1,31 @@
 """The worker's edge: which topics it serves, and everything that happens to them over time.
 
-registry ──▶ sync_topics ──▶ open partitions ──▶ serve
-every second: registry changes, free disk · every few: segments that may go · often: durable ends
+registry ──▶ `cluster.owning`: open, drain, let go ──▶ serve
+every second: free disk · every few: segments that may go · often: durable ends
 """
 
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
-from tidewater_core.clock import Clock
+from tidewater_core.clock import Clock, IdSource, SystemIds
 from tidewater_core.crd.change import topic_change_problems
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Fenced, NotFound, Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import NotFound, Overloaded, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
-from tidewater_worker.coordination.port import (
-    Coordination,
-    RegisteredTopic,
-    Registry,
-    WorkerInfo,
-)
+from tidewater_worker.cluster.owning import Owning
+from tidewater_worker.coordination.port import Coordination, RegisteredTopic
 from tidewater_worker.link.client import TableLink
 from tidewater_worker.log.appender import Appender, LogOptions
 from tidewater_worker.log.deleter import Retention, plan_deletions, remove_segment
-from tidewater_worker.log.recover import Recovered, recover
+from tidewater_worker.log.recover import Recovered
 from tidewater_worker.log.syncpool import SyncPool
-from tidewater_worker.partition import DirectoryLock, Partition
+from tidewater_worker.partition import Partition
 from tidewater_worker.ports import TopicAssignment, TopicState
 from tidewater_worker.topic import Topic
 
@@ -42,7 +39,13 @@ log = logging.getLogger(__name__)
 class Node:
     """Everything that the edge process serves."""
 
-    def __init__(self, settings: WorkerSettings, coordination: Coordination, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        coordination: Coordination,
+        clock: Clock,
+        ids: IdSource | None = None,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.topics: dict[str, Topic] = {}
@@ -51,25 +54,28 @@ class Node:
         self.is_draining = False
         self.disk_is_low = False
         self.link = TableLink(settings.run_dir / "table.sock", self._assignments, self._on_state)
+        self.owning = Owning(self, coordination, ids or SystemIds())
+        self.topics_changed = False
+        """Whether the table process has to hear of another topic or spec."""
         self._coordination = coordination
-        self._registry = Registry()
-        self._registry_version = -1
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: dict[str, dict[int, int]] = {}
         self._dirty_timer: asyncio.TimerHandle | None = None
         self._frontier_waiters: dict[str, set[asyncio.Event]] = {}
+        self.state_listeners: list[Callable[[str], None]] = []
+        """Called with a topic's name when the table process has said something about it."""
 
     # ---- life cycle
 
-    async def start(self) -> None:
-        """Open every registered topic and begin to watch over them."""
+    async def start(self, url: str = "", flight_url: str = "") -> None:
+        """Join the other workers, open what is ours and begin to watch over it."""
         self._loop = asyncio.get_running_loop()
         self._pool = SyncPool(self._loop)
         self.settings.log_root.mkdir(parents=True, exist_ok=True)
         self._check_disk()
-        await self._coordination.start(WorkerInfo(self.settings.worker_id))
-        await self._sync_topics()
+        await self.owning.start(url, flight_url)
         self.link.start()
+        self.spawn(self.owning.watch())
         self.spawn(self._watch())
 
     async def stop(self) -> None:
@@ -99,7 +105,6 @@ class Node:
             tick += 1
             try:
                 self._check_disk()
-                await self._sync_topics()
                 if tick % DELETER_TICKS == 0:
                     await self._delete_segments()
             except (OSError, TidewaterError):
@@ -114,40 +119,30 @@ class Node:
             raise NotFound("UnknownTopic", f"there is no topic {namespace}/{name}")
         return found
 
-    async def _sync_topics(self) -> None:
-        registry = await self._coordination.registry()
-        if registry.version == self._registry_version:
-            return
-        self._registry = registry
-        for registered in registry.topics.values():
-            try:
-                await self._sync_topic(registered)
-            except TidewaterError as error:
-                # One bad topic never stands in the way of another.
-                log.warning("topic %s: %s", registered.topic, error)
-        self._registry_version = registry.version
-        self.link.assign()
-
-    async def _sync_topic(self, registered: RegisteredTopic) -> None:
-        spec = TopicSpec.from_json(registered.spec)
+    def sync_topic(self, registered: RegisteredTopic) -> Topic:
+        """Bring a topic to what the registry says; its partitions are `owning`'s."""
         topic = self.topics.get(registered.topic)
+        if topic is not None and topic.spec_json == registered.spec:
+            return topic
+        spec = TopicSpec.from_json(registered.spec)
         if topic is None:
             topic = Topic(
                 TopicName.parse(registered.topic), UUID(registered.uuid), spec, registered.spec, {}
             )
             self.topics[registered.topic] = topic
-        elif topic.spec_json == registered.spec:
-            return
         elif problems := topic_change_problems(topic.spec, spec):
             log.error("topic %s keeps its spec: %s", registered.topic, "; ".join(problems))
-            return
+            return topic
         else:
             topic.spec, topic.spec_json = spec, registered.spec
             for partition in topic.partitions.values():
                 if partition.appender is not None:
                     partition.appender.change(self._options(spec))
+        self.topics_changed = True
         for number in range(len(topic.partitions), spec.partitions):
-            await self._open(topic, number)
+            directory = log_path(self.settings.log_root, topic.name, number)
+            topic.partitions[number] = Partition(registered.topic, number, directory)
+        return topic
 
     def _options(self, spec: TopicSpec) -> LogOptions:
         limits = self.settings.limits
@@ -155,44 +150,13 @@ class Node:
             spec, limits.partition_inflight_bytes_max.bytes, limits.group_bytes_max.bytes
         )
 
-    async def _open(self, topic: Topic, number: int) -> None:
-        directory = log_path(self.settings.log_root, topic.name, number)
-        partition = Partition(str(topic.name), number, directory)
-        topic.partitions[number] = partition
-        try:
-            partition.lock = DirectoryLock(directory)
-            recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
-            self._refuse_stale(str(topic.name), number, recovered)
-            partition.epoch = (await self._coordination.acquire(str(topic.name), number)).epoch
-        except TidewaterError as error:
-            log.warning("%s partition %s stays closed: %s", topic.name, number, error)
-            partition.refusal = error
-            return
-        if recovered.cut_bytes:
-            log.warning(
-                "%s partition %s: cut a torn tail of %s bytes (kept as .broken)",
-                topic.name, number, recovered.cut_bytes,
-            )  # fmt: skip
-        partition.appender = Appender(
-            directory, topic.uuid, number, self._options(topic.spec), recovered, self._pool,
-            self._loop, self.clock, lambda end: self._on_durable(str(topic.name), number, end),
+    def make_appender(self, topic: Topic, partition: Partition, recovered: Recovered) -> Appender:
+        """Make the writer of a partition's recovered log."""
+        name, number = partition.topic, partition.number
+        return Appender(
+            partition.directory, topic.uuid, number, self._options(topic.spec), recovered,
+            self._pool, self._loop, self.clock, lambda end: self._on_durable(name, number, end),
         )  # fmt: skip
-        self.spawn(partition.open_when_known())
-
-    def _refuse_stale(self, topic: str, number: int, recovered: Recovered) -> None:
-        """Refuse to go on with messages of a partition that another worker has taken since (G5).
-
-        That worker may have given their offsets to other messages. Nobody can tell which of them
-        count, so a person must.
-        """
-        owner = self._registry.owners.get(topic, {}).get(number)
-        if recovered.segments and owner is not None and owner.worker_id != self.settings.worker_id:
-            raise Fenced(
-                "LogStale",
-                f"worker {owner.worker_id!r} has taken this partition since; the messages in "
-                f"this log from offset {recovered.segments[0].base_offset} to "
-                f"{recovered.next_offset} were kept",
-            )
 
     # ---- between the two processes
 
@@ -217,6 +181,8 @@ class Node:
             topic.note(state)
         for waiter in self._frontier_waiters.get(state.topic, ()):
             waiter.set()
+        for listener in self.state_listeners:
+            listener(state.topic)
 
     async def wait_committed(self, topic: Topic, upto: dict[int, int], timeout_s: float) -> None:
         """Wait until the table has all offsets below `upto`, partition by partition."""

@@ -101,6 +101,9 @@ class TableEngine(Protocol):
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """Return the first offset in the table whose time is not before `timestamp_us`."""
 
+    def frontier_at(self, topic: str, snapshot_id: int | None, tag: str | None) -> dict[int, int]:
+        """Return each partition's frontier in a snapshot, named by its id or tag."""
+
     def stats(self, topic: str) -> dict[str, Any]:
         """Table health from metadata."""
 

@@ -5,7 +5,7 @@ that commits, deleted segments and a restarted table process in between do not m
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,7 +39,7 @@ class PartitionReader:
     partition: Partition
     offset: int
 
-    async def batches(self, limit: int) -> AsyncIterator[pa.RecordBatch]:
+    async def batches(self, limit: int) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield batches of the table's schema up to the end of the log, at most `limit` rows."""
         schema = table_arrow_schema(self.topic.spec)
         log = LogReader(self.partition.directory)

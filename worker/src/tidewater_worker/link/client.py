@@ -88,6 +88,15 @@ class TableLink:
         )  # fmt: skip
         return result
 
+    async def frontier_at(
+        self, topic: str, snapshot_id: int | None, tag: str | None
+    ) -> dict[int, int]:
+        """Return each partition's frontier in a snapshot, named by its id or tag."""
+        result: dict[str, int] = await self._call(
+            {"op": "frontier_at", "topic": topic, "snapshot_id": snapshot_id, "tag": tag}
+        )
+        return {int(partition): end for partition, end in result.items()}
+
     async def history(
         self, topic: str, partition: int, start: int, end: int, max_rows: int
     ) -> AsyncIterator[pa.RecordBatch]:

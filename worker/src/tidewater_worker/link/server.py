@@ -119,6 +119,9 @@ class _Connection:
                         message["topic"], message["partition"], message["timestamp_us"]
                     )
                 }
+            case "frontier_at":
+                ends = engine.frontier_at(message["topic"], message["snapshot_id"], message["tag"])
+                return {"result": ends}
             case "history":
                 self._history[call_id] = engine.history(
                     message["topic"], message["partition"], message["start"], message["end"],

@@ -16,6 +16,7 @@ from tidewater_worker.table.flushing import flush_result, flush_timeout
 from tidewater_worker.table.health import table_health
 from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.scheduler import Scheduler
+from tidewater_worker.table.snapshots import frontier_at
 from tidewater_worker.table.topic import TopicRun
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,10 @@ class TableService:
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """Return the first offset in the table whose time is not before `timestamp_us`."""
         return self._find(topic).reader.offset_at(partition, timestamp_us)
+
+    def frontier_at(self, topic: str, snapshot_id: int | None, tag: str | None) -> dict[int, int]:
+        """Return each partition's frontier in a snapshot, named by its id or tag."""
+        return frontier_at(self._find(topic).reader.view(), snapshot_id, tag)
 
     def stats(self, topic: str) -> dict[str, Any]:
         """Return table health from metadata, and what has happened since the process began."""

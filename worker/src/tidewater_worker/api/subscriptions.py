@@ -1,0 +1,352 @@
+"""The API of subscriptions: pull, ack, nack, extend, seek, leave, replay, stream, status."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from itertools import count
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import ValidationError
+
+from tidewater_core.crd.explain import problems
+from tidewater_core.crd.subscription import StartFrom
+from tidewater_core.errors import Invalid, NotFound, TooLarge
+from tidewater_worker.api import decode, encode
+from tidewater_worker.dispatch.manager import Dispatch
+from tidewater_worker.dispatch.part import Delivered
+from tidewater_worker.dispatch.subscription import Report, Subscription
+from tidewater_worker.node import Node
+from tidewater_worker.schema import table_arrow_schema
+
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+PULL_MAX_DEFAULT: Final = 100
+STREAM_ROWS: Final = 1_000
+"""Messages that a stream takes at a time."""
+STREAM_BYTES: Final = 4 * 1024 * 1024
+HEARTBEAT_S: Final = 15.0
+"""An event stream without messages says so this often, so that a dead connection is noticed."""
+NO_NAME: Final = "anonymous"
+SSE: Final = "text/event-stream"
+ACK_ID_COLUMN: Final = "tw_ack_id"
+DELIVERY_COLUMN: Final = "tw_delivery"
+T = TypeVar("T")
+_stream_numbers = count(1)
+
+
+class PullBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a pull asks for."""
+
+    max: Annotated[int, msgspec.Meta(ge=1)] = PULL_MAX_DEFAULT
+    wait_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
+    consumer: str = NO_NAME
+
+
+class AckBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which deliveries are done."""
+
+    ack_ids: list[str]
+    consumer: str | None = None
+
+
+class NackBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which deliveries failed."""
+
+    ack_ids: list[str]
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=7 * 86_400_000)] | None = None
+    consumer: str | None = None
+
+
+class ExtendBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which deliveries take longer."""
+
+    ack_ids: list[str]
+    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] | None = None
+    consumer: str | None = None
+
+
+class LeaveBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Who goes."""
+
+    consumer: str = NO_NAME
+
+
+class ReplayBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How many dead letters to deliver again."""
+
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1_000
+
+
+def add_subscriptions(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
+    """Add the routes of subscriptions."""
+    _add_status(app, dispatch)
+    _add_pull(app, node, dispatch)
+    _add_acks(app, dispatch)
+    _add_moves(app, dispatch)
+    _add_stream(app, node, dispatch)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > BODY_BYTES_MAX:
+            raise TooLarge("RequestTooLarge", f"a request has at most {BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(bytes(data) or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise Invalid("InvalidBody", str(error)) from error
+
+
+# ---- status
+
+
+def _add_status(app: FastAPI, dispatch: Dispatch) -> None:
+    @app.get("/v1/{namespace}/{name}/subscriptions")
+    async def subscriptions(namespace: str, name: str) -> Response:
+        """List a topic's subscriptions with their lag."""
+        found = dispatch.of_topic(namespace, name)
+        return _json({"subscriptions": [await subscription.status() for subscription in found]})
+
+    @app.get("/v1/{namespace}/{name}/subscriptions/{subscription}")
+    async def subscription(namespace: str, name: str, subscription: str) -> Response:
+        """Return one subscription: how far it is, its consumers, what is not acknowledged."""
+        return _json(await dispatch.find(namespace, name, subscription).status())
+
+
+# ---- pull
+
+
+def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
+    @app.post("/v1/{namespace}/{name}/subscriptions/{subscription}/pull")
+    async def pull(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Take messages; waits up to `wait_ms` for the first one."""
+        body = await _body(request, PullBody)
+        found = dispatch.find(namespace, name, subscription)
+        limits = node.settings.limits
+        work = found.pull(
+            body.consumer,
+            min(body.max, limits.read_rows_max),
+            min(body.wait_ms, limits.wait_max.ms) / 1000,
+            limits.read_bytes_max.bytes,
+        )
+        delivered = await _unless_gone(request, work) if body.wait_ms else await work
+        return _json({"messages": _messages(delivered or [])})
+
+
+async def _unless_gone(
+    request: Request, work: "Coroutine[Any, Any, list[Delivered]]"
+) -> list[Delivered] | None:
+    """Do something for a client as long as it is there: what nobody hears is not delivered."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, gone}, return_when="FIRST_COMPLETED")
+        if not task.done():
+            return None
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def _messages(delivered: list[Delivered]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for piece in delivered:
+        messages = encode.to_messages(piece.batch)
+        for message, ack_id, delivery in zip(
+            messages, piece.ack_ids, piece.deliveries, strict=True
+        ):
+            message["ack_id"] = ack_id
+            message["delivery"] = delivery
+        found += messages
+    return found
+
+
+# ---- ack, nack, extend
+
+
+def _report(done: str, report: Report) -> Response:
+    refused = [
+        {"ack_id": each.ack_id, "reason": each.reason, "message": each.message}
+        for each in report.refused
+    ]
+    return _json({done: report.done, "refused": refused})
+
+
+def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
+    path = "/v1/{namespace}/{name}/subscriptions/{subscription}"
+
+    @app.post(f"{path}/ack")
+    async def ack(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Acknowledge deliveries; answered when that is stored."""
+        body = await _body(request, AckBody)
+        found = dispatch.find(namespace, name, subscription)
+        _touch(found, body.consumer)
+        return _report("acked", await found.ack(body.ack_ids))
+
+    @app.post(f"{path}/nack")
+    async def nack(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Give messages back, to be delivered again after `delay_ms` or the backoff."""
+        body = await _body(request, NackBody)
+        found = dispatch.find(namespace, name, subscription)
+        _touch(found, body.consumer)
+        delay_s = None if body.delay_ms is None else body.delay_ms / 1000
+        return _report("nacked", await found.nack(body.ack_ids, delay_s))
+
+    @app.post(f"{path}/extend")
+    async def extend(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Hold messages for another `deadline_ms`, or another ackDeadline."""
+        body = await _body(request, ExtendBody)
+        found = dispatch.find(namespace, name, subscription)
+        _touch(found, body.consumer)
+        deadline_s = None if body.deadline_ms is None else body.deadline_ms / 1000
+        return _report("extended", await found.extend(body.ack_ids, deadline_s))
+
+
+def _touch(subscription: Subscription, consumer: str | None) -> None:
+    if consumer is not None:
+        subscription.touch(consumer)
+
+
+# ---- seek, leave, replay
+
+
+def _add_moves(app: FastAPI, dispatch: Dispatch) -> None:
+    path = "/v1/{namespace}/{name}/subscriptions/{subscription}"
+
+    @app.post(f"{path}/seek")
+    async def seek(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Move the subscription to another place, for all its consumers."""
+        body = await _body(request, dict[str, Any])
+        try:
+            start = StartFrom.model_validate(body)
+        except ValidationError as error:
+            told = "; ".join(problems(error, StartFrom))
+            raise Invalid("InvalidStartFrom", told) from error
+        offsets = await dispatch.find(namespace, name, subscription).seek(start)
+        return _json({"offsets": {str(number): at for number, at in offsets.items()}})
+
+    @app.post(f"{path}/leave")
+    async def leave(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Say that a consumer is gone: what it holds goes to others at once."""
+        body = await _body(request, LeaveBody)
+        dispatch.find(namespace, name, subscription).leave(body.consumer)
+        return _json({})
+
+    @app.post(f"{path}/replay")
+    async def replay(request: Request, namespace: str, name: str, subscription: str) -> Response:
+        """Deliver the originals of the next dead letters again."""
+        body = await _body(request, ReplayBody)
+        found = dispatch.find(namespace, name, subscription)
+        return _json(await dispatch.dead_letters.replay(found, body.max))
+
+
+# ---- stream
+
+
+def _add_stream(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
+    @app.get("/v1/{namespace}/{name}/subscriptions/{subscription}/stream")
+    async def stream(
+        request: Request,
+        namespace: str,
+        name: str,
+        subscription: str,
+        consumer: str | None = None,
+        max_batch: Annotated[int, Query(ge=1, alias="max")] = STREAM_ROWS,
+    ) -> Response:
+        """Follow a subscription: server-sent events, NDJSON or Arrow; ack by the other calls."""
+        found = dispatch.find(namespace, name, subscription)
+        limit = min(max_batch, node.settings.limits.read_rows_max)
+        accept = request.headers.get("accept", "")
+        if decode.ARROW in accept:
+            schema = _arrow_schema(table_arrow_schema(found.topic.spec))
+            head, write = encode.arrow_schema_message(schema), lambda d: _arrow(d, schema)
+            media, idle = decode.ARROW, b""
+        elif decode.NDJSON in accept:
+            head, write, media, idle = b"", _ndjson, decode.NDJSON, b""
+        else:
+            head, write, media, idle = b": tidewater\n\n", _events, SSE, b": idle\n\n"
+        # Refusals (an Exclusive subscription that is taken) become a status, not half a stream.
+        who = consumer or f"stream-{next(_stream_numbers)}"
+        first = await found.pull(who, limit, 0, STREAM_BYTES)
+        body = _follow(found, who, limit, first, write, idle, leaves=consumer is None)
+        return StreamingResponse(
+            _after(head, body), media_type=media, headers={"cache-control": "no-store"}
+        )
+
+
+async def _after(head: bytes, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    if head:
+        yield head
+    try:
+        async for piece in body:
+            yield piece
+    finally:
+        await body.aclose()
+
+
+async def _follow(
+    subscription: Subscription,
+    consumer: str,
+    limit: int,
+    delivered: list[Delivered],
+    write: Callable[[list[Delivered]], bytes],
+    idle: bytes,
+    *,
+    leaves: bool,
+) -> AsyncGenerator[bytes, None]:
+    """Yield what is delivered. The next pull waits until the last was written: flow control."""
+    try:
+        while True:
+            if delivered:
+                yield write(delivered)
+            elif idle:
+                yield idle
+            delivered = await subscription.pull(consumer, limit, HEARTBEAT_S, STREAM_BYTES)
+    except NotFound:
+        return  # the subscription was deleted
+    finally:
+        if leaves:
+            # Nobody else can come under a name that was made up for this stream.
+            subscription.leave(consumer)
+
+
+def _events(delivered: list[Delivered]) -> bytes:
+    encoder = msgspec.json.Encoder()
+    return b"".join(
+        b"id: %b\ndata: %b\n\n" % (message["ack_id"].encode(), encoder.encode(message))
+        for message in _messages(delivered)
+    )
+
+
+def _ndjson(delivered: list[Delivered]) -> bytes:
+    return msgspec.json.Encoder().encode_lines(_messages(delivered))
+
+
+def _arrow_schema(schema: pa.Schema) -> pa.Schema:
+    return schema.append(pa.field(ACK_ID_COLUMN, pa.string(), nullable=False)).append(
+        pa.field(DELIVERY_COLUMN, pa.int32(), nullable=False)
+    )
+
+
+def _arrow(delivered: list[Delivered], schema: pa.Schema) -> bytes:
+    pieces = []
+    for piece in delivered:
+        columns = [
+            *piece.batch.columns,
+            pa.array(piece.ack_ids, pa.string()),
+            pa.array(piece.deliveries, pa.int32()),
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        pieces.append(encode.arrow_batch_message(batch))
+    return b"".join(pieces)

@@ -1,0 +1,173 @@
+"""What a subscription has acknowledged of one partition. Pure.
+
+Everything below `next` is acknowledged, and the ranges beyond it. Ranges are sorted, not empty,
+do not touch each other and begin past `next`: there is one way to write each set of offsets.
+
+    stored := {"v":1, "next":n, "beyond":[gap, run, gap, run …], …}
+
+`gap` counts the offsets that are open before a run of `run` acknowledged ones: small numbers,
+however large the offsets are. The other fields say what the progress belongs to.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+from tidewater_core.errors import Corrupt
+
+
+class Cursor:
+    """A set of acknowledged offsets."""
+
+    __slots__ = ("_ends", "_starts", "next")
+
+    def __init__(self, next_offset: int = 0) -> None:
+        self.next = next_offset
+        """Every offset below this is acknowledged."""
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The acknowledged ranges past `next`, ends exclusive."""
+        return list(zip(self._starts, self._ends, strict=True))
+
+    def __len__(self) -> int:
+        """Count the ranges past `next`."""
+        return len(self._starts)
+
+    def __contains__(self, offset: int) -> bool:
+        """Tell whether an offset is acknowledged."""
+        if offset < self.next:
+            return True
+        i = bisect_right(self._starts, offset) - 1
+        return i >= 0 and offset < self._ends[i]
+
+    def add(self, start: int, end: int) -> bool:
+        """Acknowledge [start, end); tell whether that is news."""
+        start = max(start, self.next)
+        if start >= end:
+            return False
+        # All ranges that overlap or touch [start, end) become one.
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            if self._starts[first] <= start and end <= self._ends[first]:
+                return False
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+        if start == self.next:
+            self.next = end
+            del self._starts[first:last], self._ends[first:last]
+        else:
+            self._starts[first:last] = [start]
+            self._ends[first:last] = [end]
+        return True
+
+    def remove(self, offset: int) -> bool:
+        """Take one acknowledgement back; tell whether there was one."""
+        if offset not in self:
+            return False
+        if offset < self.next:
+            if offset + 1 < self.next:
+                self._starts.insert(0, offset + 1)
+                self._ends.insert(0, self.next)
+            self.next = offset
+            return True
+        i = bisect_right(self._starts, offset) - 1
+        start, end = self._starts[i], self._ends[i]
+        left = [(start, offset)] if start < offset else []
+        right = [(offset + 1, end)] if offset + 1 < end else []
+        pieces = left + right
+        self._starts[i : i + 1] = [piece[0] for piece in pieces]
+        self._ends[i : i + 1] = [piece[1] for piece in pieces]
+        return True
+
+    def acknowledged_from(self, offset: int) -> int:
+        """Return the first offset at or past `offset` that is not acknowledged."""
+        offset = max(offset, self.next)
+        i = bisect_right(self._starts, offset) - 1
+        return self._ends[i] if i >= 0 and offset < self._ends[i] else offset
+
+    def open_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield what is not acknowledged of [start, end), as ranges."""
+        start = max(start, self.next)
+        i = bisect_right(self._ends, start)
+        while start < end:
+            if i >= len(self._starts) or self._starts[i] >= end:
+                yield start, end
+                return
+            if start < self._starts[i]:
+                yield start, self._starts[i]
+            start = self._ends[i]
+            i += 1
+
+    def count_open(self, end: int) -> int:
+        """Count the offsets below `end` that are not acknowledged."""
+        beyond = sum(
+            min(stop, end) - start
+            for start, stop in zip(self._starts, self._ends, strict=True)
+            if start < end
+        )
+        return max(end - self.next, 0) - beyond
+
+    def copy(self) -> "Cursor":
+        """Return one that changes on its own."""
+        twin = Cursor(self.next)
+        twin._starts, twin._ends = list(self._starts), list(self._ends)
+        return twin
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """A cursor and what it belongs to, as it is stored."""
+
+    subscription: str
+    """Identity of the subscription; a re-created one begins anew."""
+    topic: str
+    """Identity of the topic; a re-created one has other messages at the same offsets."""
+    next: int
+    beyond: list[int] = []
+    """gap, run, gap, run, … past `next`."""
+    generation: int = 0
+    """Counts seeks: what was delivered before one cannot be acknowledged after it."""
+    reset_token: str | None = None
+    """The resetToken that was acted on last."""
+    snapshot: int | None = None
+    """The table's snapshot when this was stored: a hint for people, never used to read."""
+    v: int = 1
+
+
+def encode_ranges(cursor: Cursor) -> list[int]:
+    """Write the ranges past `next` as gaps and runs."""
+    numbers: list[int] = []
+    at = cursor.next
+    for start, end in cursor.ranges:
+        numbers += (start - at, end - start)
+        at = end
+    return numbers
+
+
+def decode_ranges(next_offset: int, numbers: list[int]) -> Cursor:
+    """Read what `encode_ranges` wrote."""
+    if len(numbers) % 2 or any(number < 1 for number in numbers) or next_offset < 0:
+        raise Corrupt("CursorCorrupt", f"a stored cursor at {next_offset} has impossible ranges")
+    cursor = Cursor(next_offset)
+    at = next_offset
+    for i in range(0, len(numbers), 2):
+        start = at + numbers[i]
+        at = start + numbers[i + 1]
+        cursor._starts.append(start)
+        cursor._ends.append(at)
+    return cursor
+
+
+def decode_progress(data: bytes) -> Progress:
+    """Read a stored cursor; one that cannot be read stops its partition (G7)."""
+    try:
+        progress = msgspec.json.decode(data, type=Progress)
+    except msgspec.DecodeError as error:
+        raise Corrupt("CursorCorrupt", f"a stored cursor cannot be read: {error}") from error
+    if progress.v != 1:
+        raise Corrupt("CursorVersion", f"a stored cursor has version {progress.v}; known is 1")
+    return progress

@@ -1,0 +1,211 @@
+"""Messages that were delivered too often: into the dead-letter topic, and back.
+
+A dead letter is the message with headers that tell where it came from. Replaying does not copy it
+back: the original is still in its topic, so its acknowledgement is taken back, and only this
+subscription gets it again.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from tidewater_core import names
+from tidewater_core.errors import Conflict, Invalid, TidewaterError
+from tidewater_worker.coordination.port import CursorKey
+from tidewater_worker.dispatch.cursor import Progress, decode_progress
+from tidewater_worker.dispatch.delivery import Leased
+from tidewater_worker.dispatch.keyshared import key_hash
+from tidewater_worker.dispatch.part import Part
+from tidewater_worker.dispatch.ports import ProgressPort
+from tidewater_worker.dispatch.store import ProgressStore
+from tidewater_worker.log.group import Headers, Rows, Submission
+from tidewater_worker.log.producers import Stored
+from tidewater_worker.node import Node
+from tidewater_worker.partition import Partition
+from tidewater_worker.reading import PartitionReader
+from tidewater_worker.schema import HEADERS_TYPE, payload_fields
+from tidewater_worker.topic import Payload, Topic
+
+if TYPE_CHECKING:
+    from tidewater_worker.dispatch.subscription import Subscription
+
+ORIGIN_TOPIC: Final = "tidewater-origin-topic"
+ORIGIN_PARTITION: Final = "tidewater-origin-partition"
+ORIGIN_OFFSET: Final = "tidewater-origin-offset"
+SUBSCRIPTION: Final = "tidewater-subscription"
+REASON: Final = "tidewater-reason"
+ATTEMPTS: Final = "tidewater-attempts"
+BURY_MAX: Final = 500
+"""Dead letters stored in one go."""
+_PAYLOAD_AT: Final = 5
+"""Columns of the table's schema before what the producer sent."""
+
+
+class DeadLetters:
+    """Stores dead letters and finds them again."""
+
+    def __init__(self, node: Node, store: ProgressStore, port: ProgressPort) -> None:
+        self._node, self._store, self._port = node, store, port
+
+    async def bury(self, subscription: "Subscription", part: Part, target: str) -> list[int]:
+        """Store dead messages of a partition; return those that are durable there now."""
+        topic = self._node.topic(subscription.name.partition("/")[0], target)
+        dead = dict(sorted(part.delivery.dead.items())[:BURY_MAX])
+        attempts = {offset: part.delivery.deliveries(offset) for offset in dead}
+        leases = [Leased(offset, 0, 0) for offset in dead]
+        async with aclosing(part.window.payloads(leases)) as pieces:
+            async for batch, here in pieces:
+                added = [
+                    {
+                        ORIGIN_TOPIC: subscription.topic_name,
+                        ORIGIN_PARTITION: str(part.number),
+                        ORIGIN_OFFSET: str(at.offset),
+                        SUBSCRIPTION: subscription.name,
+                        REASON: dead[at.offset],
+                        ATTEMPTS: str(attempts[at.offset]),
+                    }
+                    for at in here
+                ]
+                await self._produce(topic, _letters(batch, topic, added))
+        return list(dead)
+
+    async def _produce(self, topic: Topic, payload: Payload) -> None:
+        self._node.admit()
+        size = payload.nbytes if isinstance(payload, pa.RecordBatch) else _size(payload)
+        loop = asyncio.get_running_loop()
+        waiting: list[asyncio.Future[Stored]] = []
+        for number, rows in topic.route(payload, size, None, None):
+            appender = topic.partition(number).ready()
+            future: asyncio.Future[Stored] = loop.create_future()
+            submission = Submission(rows, size, lambda result, f=future: _resolve(f, result))  # type: ignore[misc]
+            appender.check(submission)
+            appender.offer(submission)
+            waiting.append(future)
+        await asyncio.gather(*waiting)
+
+    # ---- and back
+
+    async def replay(self, subscription: "Subscription", limit: int) -> dict[str, int]:
+        """Deliver the subscription's next dead letters again; count what was found."""
+        target = subscription.spec.dead_letter
+        if target is None:
+            raise Conflict("NoDeadLetters", f"{subscription.name} has no deadLetter topic")
+        topic = self._node.topic(subscription.name.partition("/")[0], target.topic)
+        name = str(topic.name)
+        stored = await self._port.load_cursors(subscription.name, name)
+        replayed = expired = 0
+        for partition in list(topic.partitions.values()):
+            begin = _position(stored.get(partition.number), subscription.uuid, topic, partition)
+            origins, end = await self._origins(subscription, topic, partition, begin, limit)
+            if end == begin:
+                continue
+            done, gone = await subscription.restore(origins)
+            replayed, expired, limit = replayed + done, expired + gone, limit - len(origins)
+            # After the originals: a crash in between replays some twice, and loses none.
+            data = msgspec.json.encode(Progress(subscription.uuid, str(topic.uuid), end))
+            epoch = partition.epoch
+            key = CursorKey(subscription.name, name, partition.number)
+            await self._store.save({key: lambda data=data, epoch=epoch: (data, epoch)})  # type: ignore[misc]
+        return {"replayed": replayed, "expired": expired}
+
+    async def _origins(
+        self,
+        subscription: "Subscription",
+        topic: Topic,
+        partition: Partition,
+        begin: int,
+        limit: int,
+    ) -> tuple[list[tuple[int, int, int | None]], int]:
+        """Return where dead letters came from, and the offset after the last one looked at."""
+        origins: list[tuple[int, int, int | None]] = []
+        end = begin
+        if limit <= 0 or begin >= partition.readable().end:
+            return origins, end
+        reader = PartitionReader(self._node, topic, partition, begin)
+        async with aclosing(reader.batches(1 << 62)) as batches:
+            async for batch in batches:
+                keys = batch.column(names.TW_KEY).to_pylist()
+                for key, pairs in zip(
+                    keys, batch.column(names.TW_HEADERS).to_pylist(), strict=True
+                ):
+                    if len(origins) >= limit:
+                        return origins, end
+                    end += 1
+                    origin = _origin(dict(pairs or ()), subscription)
+                    if origin is not None:
+                        origins.append((*origin, None if key is None else key_hash(key)))
+        return origins, end
+
+
+def _resolve(future: "asyncio.Future[Stored]", result: Stored | TidewaterError) -> None:
+    if future.done():
+        return
+    if isinstance(result, TidewaterError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _origin(headers: Mapping[str, str], subscription: "Subscription") -> tuple[int, int] | None:
+    mine = (headers.get(SUBSCRIPTION), headers.get(ORIGIN_TOPIC))
+    if mine != (subscription.name, subscription.topic_name):
+        return None
+    numbers = (headers.get(ORIGIN_PARTITION, ""), headers.get(ORIGIN_OFFSET, ""))
+    if not all(text.isascii() and text.isdigit() for text in numbers):
+        return None
+    return int(numbers[0]), int(numbers[1])
+
+
+def _position(data: bytes | None, uuid: str, topic: Topic, partition: Partition) -> int:
+    """Return the first dead letter that was not replayed yet."""
+    first = min(partition.table.start, partition.readable().start)
+    if data is None:
+        return first
+    progress = decode_progress(data)
+    if (progress.subscription, progress.topic) != (uuid, str(topic.uuid)):
+        return first
+    return max(progress.next, first)
+
+
+def _size(rows: Rows) -> int:
+    return sum(len(value or b"") for value in rows.values) + 256 * rows.num_rows
+
+
+def _letters(batch: pa.RecordBatch, topic: Topic, added: list[dict[str, str]]) -> Payload:
+    """Turn messages into dead letters for a topic."""
+    pairs = [
+        list({**dict(own or ()), **more}.items())
+        for own, more in zip(batch.column(names.TW_HEADERS).to_pylist(), added, strict=True)
+    ]
+    columns = batch.schema.names[_PAYLOAD_AT:]
+    if topic.spec.schema_ is None:
+        values = _raw_values(batch, columns)
+        headers: list[Headers | None] = list(pairs)
+        return Rows(batch.column(names.TW_KEY).to_pylist(), headers, values)
+    fields = payload_fields(topic.spec)
+    if [(f.name, f.type) for f in fields] != [
+        (name, batch.schema.field(name).type) for name in columns
+    ]:
+        raise Invalid(
+            "DeadLetterSchema",
+            f"{topic.name} must be a raw topic or have the columns of the one subscribed to",
+        )
+    arrays = [
+        batch.column(names.TW_KEY),
+        pa.array(pairs, HEADERS_TYPE),
+        *(batch.column(name) for name in columns),
+    ]
+    schema = pa.schema([(names.TW_KEY, pa.binary()), (names.TW_HEADERS, HEADERS_TYPE), *fields])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _raw_values(batch: pa.RecordBatch, columns: list[str]) -> list[bytes | None]:
+    if columns == [names.VALUE] and pa.types.is_binary(batch.schema.field(names.VALUE).type):
+        values: list[bytes | None] = batch.column(names.VALUE).to_pylist()
+        return values
+    rows: list[dict[str, Any]] = batch.select(columns).to_pylist(maps_as_pydicts="strict")
+    return [msgspec.json.encode(row) for row in rows]

@@ -1,0 +1,165 @@
+"""All subscriptions of a worker, kept like the registry."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+from pydantic import ValidationError
+
+from tidewater_core.crd.subscription import SubscriptionSpec
+from tidewater_core.errors import NotFound, TidewaterError
+from tidewater_worker.coordination.port import RegisteredSubscription
+from tidewater_worker.dispatch.bell import Bell
+from tidewater_worker.dispatch.deadletter import DeadLetters
+from tidewater_worker.dispatch.ports import ProgressPort
+from tidewater_worker.dispatch.store import ProgressStore
+from tidewater_worker.dispatch.subscription import Subscription
+from tidewater_worker.node import Node
+
+CHANGED_WAIT_S: Final = 30.0
+OPEN_SOON_S: Final = 0.005
+OPEN_RETRY_S: Final = 0.2
+OPEN_RETRY_S_MAX: Final = 5.0
+log = logging.getLogger(__name__)
+
+
+class Dispatch:
+    """Serves the subscriptions of a node's topics."""
+
+    def __init__(self, node: Node, port: ProgressPort) -> None:
+        self._node, self._port = node, port
+        self.store = ProgressStore(port)
+        self.bell = Bell()
+        self.dead_letters = DeadLetters(node, self.store, port)
+        self._by_name: dict[str, Subscription] = {}
+        self._registered: dict[str, RegisteredSubscription] = {}
+        self._by_topic: dict[str, dict[str, Subscription]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unopened: set[str] = set()
+        self._open_wake = asyncio.Event()
+
+    # ---- life cycle
+
+    async def start(self) -> None:
+        """Take the registry's subscriptions and begin to follow it."""
+        self._node.state_listeners.append(self._on_state)
+        version = await self._sync()
+        self._tasks = [
+            asyncio.create_task(self._follow(version)),
+            asyncio.create_task(self._open_all()),
+        ]
+
+    async def close(self) -> None:
+        """Send waiting consumers away and store what is left."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in self._by_name.values():
+            subscription.close()
+        await self.bell.close()
+        await self.store.close()
+
+    def _on_state(self, topic: str) -> None:
+        """Hear from the table process: more may be committed, or a partition has opened."""
+        self.bell.ring(topic)
+        if self._unopened:
+            self._open_wake.set()
+
+    async def _follow(self, version: int) -> None:
+        while True:
+            try:
+                if await self._port.changed(version, CHANGED_WAIT_S) != version:
+                    version = await self._sync()
+            except TidewaterError as error:
+                log.warning("subscriptions are not in step with the registry: %s", error)
+                await asyncio.sleep(1.0)
+
+    async def _sync(self) -> int:
+        registry = await self._port.registry()
+        for name in [name for name in self._by_name if name not in registry.subscriptions]:
+            self._drop(name)
+        for registered in registry.subscriptions.values():
+            try:
+                await self._sync_one(registered)
+            except (TidewaterError, ValidationError) as error:
+                # One bad subscription never stands in the way of another.
+                log.warning("subscription %s: %s", registered.name, error)
+        # Topics and partitions may have come, too.
+        self._unopened = set(self._by_name)
+        self._open_wake.set()
+        return registry.version
+
+    async def _sync_one(self, registered: RegisteredSubscription) -> None:
+        known = self._registered.get(registered.name)
+        if known == registered:
+            return
+        spec = SubscriptionSpec.from_json(registered.spec)
+        subscription = self._by_name.get(registered.name)
+        same = subscription is not None and subscription.uuid == registered.uuid
+        if subscription is not None and same and subscription.spec.topic == spec.topic:
+            await subscription.change(spec)
+        else:
+            self._drop(registered.name)
+            subscription = Subscription(
+                self._node, self.store, self.bell, self.dead_letters, self._port.load_cursors,
+                registered.name, registered.uuid, spec,
+            )  # fmt: skip
+            self._by_name[registered.name] = subscription
+            topic = self._by_topic.setdefault(subscription.topic_name, {})
+            topic[registered.name.partition("/")[2]] = subscription
+        self._registered[registered.name] = registered
+
+    def _drop(self, name: str) -> None:
+        subscription = self._by_name.pop(name, None)
+        self._registered.pop(name, None)
+        if subscription is not None:
+            self._by_topic[subscription.topic_name].pop(name.partition("/")[2], None)
+            subscription.close()
+
+    async def _open_all(self) -> None:
+        """Give every subscription its place in every partition, as soon as both are there.
+
+        `latest` means the moment at which the subscription came, not its first pull.
+        """
+        wait_s = OPEN_RETRY_S
+        while True:
+            self._open_wake.clear()
+            before = len(self._unopened)
+            for name in list(self._unopened):
+                subscription = self._by_name.get(name)
+                if subscription is None or await self._opened(subscription):
+                    self._unopened.discard(name)
+            wait_s = OPEN_RETRY_S if len(self._unopened) < before else wait_s * 2
+            timeout = min(wait_s, OPEN_RETRY_S_MAX) if self._unopened else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._open_wake.wait()
+                    wait_s = OPEN_RETRY_S
+                    await asyncio.sleep(OPEN_SOON_S)  # the partition itself opens first
+
+    async def _opened(self, subscription: Subscription) -> bool:
+        try:
+            return await subscription.open()
+        except TidewaterError as error:
+            log.debug("subscription %s is not open yet: %s", subscription.name, error)
+            return False
+
+    # ---- what there is
+
+    def find(self, namespace: str, topic: str, name: str) -> Subscription:
+        """Return a subscription of a topic, or raise that there is none."""
+        found = self._by_topic.get(f"{namespace}/{topic}", {}).get(name)
+        if found is None:
+            self._node.topic(namespace, topic)
+            raise NotFound(
+                "UnknownSubscription",
+                f"topic {namespace}/{topic} has no subscription {name[:80]!r}",
+            )
+        return found
+
+    def of_topic(self, namespace: str, topic: str) -> list[Subscription]:
+        """Return the subscriptions of a topic, by name."""
+        self._node.topic(namespace, topic)
+        found = self._by_topic.get(f"{namespace}/{topic}", {})
+        return [found[name] for name in sorted(found)]

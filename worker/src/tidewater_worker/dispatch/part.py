@@ -1,0 +1,216 @@
+"""One partition of a subscription on the worker that owns the partition."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from tidewater_core.crd.subscription import SubscriptionSpec, SubscriptionType
+from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_worker.dispatch.ackid import AckId
+from tidewater_worker.dispatch.cursor import Progress, encode_ranges
+from tidewater_worker.dispatch.delivery import Delivery, Leased, Order, Outcome, Policy
+from tidewater_worker.dispatch.window import Piece, Window
+from tidewater_worker.partition import Partition
+from tidewater_worker.topic import Topic
+
+SCAN_ROWS_MAX: Final = 100_000
+"""Messages that one pull looks through for ones that it wants; then others have their turn."""
+
+_ORDERS: Final = {
+    SubscriptionType.EXCLUSIVE: Order.PARTITION,
+    SubscriptionType.FAILOVER: Order.PARTITION,
+    SubscriptionType.SHARED: Order.NONE,
+    SubscriptionType.KEY_SHARED: Order.KEY,
+}
+
+
+def policy_of(spec: SubscriptionSpec) -> Policy:
+    """Read off a Subscription's spec how it delivers."""
+    return Policy(
+        order=_ORDERS[spec.type],
+        ack_deadline_s=spec.ack_deadline.seconds,
+        deliveries_max=spec.max_deliveries if spec.dead_letter is not None else None,
+        backoff_initial_s=spec.backoff.initial.seconds,
+        backoff_multiplier=float(spec.backoff.multiplier),
+        backoff_max_s=spec.backoff.max.seconds,
+    )
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """Messages on their way to a consumer."""
+
+    batch: pa.RecordBatch
+    """In the table's columns."""
+    ack_ids: list[str]
+    deliveries: list[int]
+    """How often each was delivered, this time included."""
+
+
+class Part:
+    """A partition that a subscription is served from."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        partition: Partition,
+        uuid: str,
+        delivery: Delivery,
+        window: Window,
+        reset_token: str | None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.epoch = partition.epoch
+        self.delivery = delivery
+        self.window = window
+        self.reset_token = reset_token
+        self.lock = asyncio.Lock()
+        """Held while fetching and while the position is moved."""
+        self.is_burying = False
+        self.error: TidewaterError | None = None
+        """Why the last look at it gave nothing."""
+        self._uuid = uuid
+
+    @property
+    def number(self) -> int:
+        """The partition's number."""
+        return self.partition.number
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether this worker still owns the partition as it did when this was made."""
+        return (
+            self.topic.partitions.get(self.number) is self.partition
+            and self.partition.epoch == self.epoch
+            and self.partition.appender is not None
+        )
+
+    def encode(self) -> tuple[bytes, int] | None:
+        """Return the progress to store, and the epoch it stands on."""
+        if not self.is_current:
+            return None
+        delivery = self.delivery
+        state = self.topic.state
+        progress = Progress(
+            self._uuid,
+            str(self.topic.uuid),
+            delivery.cursor.next,
+            encode_ranges(delivery.cursor),
+            delivery.generation,
+            self.reset_token,
+            state.snapshot_id if state else None,
+        )
+        return msgspec.json.encode(progress), self.epoch
+
+    # ---- out
+
+    async def take(
+        self,
+        consumer: str,
+        limit: Callable[[], int],
+        bytes_max: int,
+        now: Callable[[], float],
+    ) -> list[Delivered]:
+        """Give a consumer its next messages: at most `limit()`, and about `bytes_max`."""
+        leases: list[Leased] = []
+        pieces: list[Piece] = []
+        done = 0
+        try:
+            await self._lease(leases, consumer, limit, now)
+            leases.sort()
+            if leases:
+                pieces, done = await self._payloads(leases, bytes_max)
+        finally:
+            # What does not fit, or could not be read, was not delivered.
+            rest = [leased.offset for leased in leases[done:]]
+            if rest:
+                self.delivery.release(consumer, rest)
+        return [self._delivered(piece) for piece in pieces]
+
+    async def _lease(
+        self,
+        leases: list[Leased],
+        consumer: str,
+        limit: Callable[[], int],
+        now: Callable[[], float],
+    ) -> None:
+        """Lease what there is, fetching as far as that is needed."""
+        delivery, want, scanned = self.delivery, limit(), 0
+        while True:
+            leases += delivery.take(consumer, now(), min(want - len(leases), limit()))
+            left = min(want - len(leases), limit())
+            if left <= 0 or scanned >= SCAN_ROWS_MAX or delivery.fetch_at >= self.window.end:
+                return
+            before = delivery.fetched
+            async with self.lock:
+                # Somebody else may have fetched while this one waited.
+                if delivery.fetched == before and not await self._fetch(left, bool(leases)):
+                    return
+            scanned += delivery.fetched - before
+            await asyncio.sleep(0)
+
+    async def _fetch(self, left: int, has_some: bool) -> bool:
+        try:
+            return await self.window.fetch(self.delivery, left)
+        except TidewaterError:
+            if has_some:
+                return False  # the next pull, which has nothing to give, says why
+            raise
+
+    async def _payloads(self, leases: Sequence[Leased], bytes_max: int) -> tuple[list[Piece], int]:
+        pieces: list[Piece] = []
+        size = done = 0
+        async with aclosing(self.window.payloads(leases)) as found:
+            async for batch, here in found:
+                fit, count = batch, len(here)
+                if size + batch.nbytes > bytes_max:
+                    # By the average: exact sizes would cost more than they are worth.
+                    per_row = max(batch.nbytes // batch.num_rows, 1)
+                    count = min(max((bytes_max - size) // per_row, 0 if pieces else 1), count)
+                    fit = batch.slice(0, count)
+                if count:
+                    pieces.append((fit, here[:count]))
+                    size += fit.nbytes
+                    done += count
+                if count < len(here) or size >= bytes_max:
+                    break
+        return pieces, done
+
+    def _delivered(self, piece: Piece) -> Delivered:
+        batch, leases = piece
+        epoch, number, generation = self.epoch, self.number, self.delivery.generation
+        ids = [str(AckId(epoch, number, generation, at.offset, at.lease)) for at in leases]
+        return Delivered(batch, ids, [leased.delivery for leased in leases])
+
+    # ---- back
+
+    def lease_of(self, ack_id: AckId) -> int | Outcome | None:
+        """Return the lease that an ack id names; None: one of an owner before; or STALE."""
+        if ack_id.offset >= self.partition.readable().end:
+            raise Invalid("InvalidAckId", f"{str(ack_id)!r} names a message that does not exist")
+        if ack_id.generation != self.delivery.generation or ack_id.epoch > self.epoch:
+            return Outcome.STALE
+        if ack_id.epoch < self.epoch or ack_id.lease <= self.delivery.first_lease:
+            return None
+        return ack_id.lease
+
+    # ---- status
+
+    def status(self) -> dict[str, object]:
+        """Describe it for people and programs."""
+        delivery = self.delivery
+        end = self.window.end
+        return {
+            "partition": self.number,
+            "next_offset": delivery.cursor.next,
+            "end_offset": end,
+            "lag": delivery.cursor.count_open(end),
+            "unacked": sum(delivery.out_by.values()),
+            "acked_ranges": len(delivery.cursor),
+            "dead": len(delivery.dead),
+            **({"error": self.error.to_body()["error"]} if self.error is not None else {}),
+        }

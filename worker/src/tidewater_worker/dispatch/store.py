@@ -1,0 +1,132 @@
+"""Progress into the coordination store, by group commit: one write at a time carries all (G4).
+
+While a write is under way the next one gathers: many acks share one transaction, and a lone ack
+waits for nobody. What is only worth keeping (messages that a filter skipped) goes along with the
+next write, or on its own after a while.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tidewater_core.errors import Fenced, TidewaterError
+from tidewater_worker.coordination.port import CursorKey
+from tidewater_worker.dispatch.ports import ProgressPort
+
+GROUP_MAX: Final = 100
+"""Cursors in one transaction: etcd takes no more than 128 operations."""
+LAZY_S: Final = 2.0
+log = logging.getLogger(__name__)
+
+Encode = Callable[[], tuple[bytes, int] | None]
+"""The progress as it is now and its partition's epoch; None: it is no longer ours to store."""
+
+
+class ProgressStore:
+    """Writes cursors. Runs in the event loop."""
+
+    def __init__(self, port: ProgressPort) -> None:
+        self._port = port
+        self._dirty: dict[CursorKey, Encode] = {}
+        self._waiting: dict[CursorKey, list[asyncio.Future[None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._lazy: asyncio.TimerHandle | None = None
+        self.writes = 0
+        """Transactions made, for those who count them."""
+
+    async def save(self, items: dict[CursorKey, Encode]) -> None:
+        """Store these; returns when the store has them, raises if that is not known."""
+        loop = asyncio.get_running_loop()
+        futures = []
+        for key, encode in items.items():
+            self._dirty[key] = encode
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiting.setdefault(key, []).append(future)
+            futures.append(future)
+        self._start()
+        done = await asyncio.gather(*futures, return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+
+    def note(self, key: CursorKey, encode: Encode) -> None:
+        """Store this some time soon."""
+        self._dirty.setdefault(key, encode)
+        if self._task is None and self._lazy is None:
+            self._lazy = asyncio.get_running_loop().call_later(LAZY_S, self._start)
+
+    async def close(self) -> None:
+        """Write what is left."""
+        if self._dirty:
+            self._start()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._lazy is not None:
+            self._lazy.cancel()
+
+    def _start(self) -> None:
+        if self._lazy is not None:
+            self._lazy.cancel()
+            self._lazy = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._dirty:
+                # Those that somebody waits for first.
+                keys = sorted(self._dirty, key=lambda key: key not in self._waiting)[:GROUP_MAX]
+                group = {key: self._dirty.pop(key) for key in keys}
+                waiting = {key: self._waiting.pop(key, []) for key in keys}
+                errors = await self._write(group)
+                for key, futures in waiting.items():
+                    error = errors.get(key)
+                    for future in futures:
+                        if future.done():
+                            continue
+                        if error is None:
+                            future.set_result(None)
+                        else:
+                            future.set_exception(error)
+        finally:
+            self._task = None
+
+    async def _write(self, group: dict[CursorKey, Encode]) -> dict[CursorKey, TidewaterError]:
+        """Store a group; return what went wrong, by cursor."""
+        items: dict[CursorKey, bytes] = {}
+        epochs: dict[tuple[str, int], int] = {}
+        for key, encode in group.items():
+            encoded = encode()
+            if encoded is not None:
+                items[key], epochs[key.topic, key.partition] = encoded
+        errors = await self._attempt(items, epochs)
+        if errors and len(epochs) > 1:
+            # All or nothing: one partition that has another owner by now must not stop the rest.
+            errors = {}
+            for topic, partition in epochs:
+                part = {k: v for k, v in items.items() if k[1:] == (topic, partition)}
+                part_epochs = {(topic, partition): epochs[topic, partition]}
+                errors.update(await self._attempt(part, part_epochs))
+        errors.update(
+            {
+                key: Fenced("PartitionMoved", f"partition {key.partition} has another owner now")
+                for key in group.keys() - items.keys()
+            }
+        )
+        return errors
+
+    async def _attempt(
+        self, items: dict[CursorKey, bytes], epochs: dict[tuple[str, int], int]
+    ) -> dict[CursorKey, TidewaterError]:
+        if not items:
+            return {}
+        self.writes += 1
+        try:
+            await self._port.store_cursors(items, epochs)
+        except Fenced as error:
+            return dict.fromkeys(items, error)
+        except TidewaterError as error:
+            log.warning("progress of %s subscriptions is not stored: %s", len(items), error)
+            return dict.fromkeys(items, error)
+        return {}
