@@ -13,6 +13,7 @@ A general-purpose client costs more per request than the server spends on it; th
 the three headers that frame a message and leaves the others as bytes until someone asks.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from tidewater_core.errors import Invalid
@@ -77,6 +78,12 @@ class Head:
             if field.lower() == wanted:
                 return value.strip()
         return None
+
+
+@lru_cache(maxsize=256)
+def read_head(raw: bytes) -> Head:
+    """Read a head; a server's answers to like requests have few different ones, so it remembers."""
+    return Head(raw)
 
 
 class Response:
@@ -204,7 +211,7 @@ class ResponseParser:
                 if self._eof and self._pos < len(self._buffer):
                     raise ProtocolError("the peer closed in the middle of a response head")
                 return None
-            head = Head(self._buffer[self._pos : end])
+            head = read_head(self._buffer[self._pos : end])
             self._pos = end + 4
             if head.status >= 200 or head.status == 101:
                 break
