@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-IN_FLIGHT = 64
+IN_FLIGHT = 256
 
 
 def batch_of(rows: int, size: int) -> pa.RecordBatch:

@@ -26,7 +26,7 @@ from tidewater_worker.node import Node
 from tidewater_worker.topic import Topic
 
 UNDER_WAY_MAX: Final = 256
-UNDER_WAY_BYTES_MAX: Final = 16 * 1024 * 1024
+UNDER_WAY_BYTES_MAX: Final = 32 * 1024 * 1024
 BUSY_RETRY_S: Final = 0.02
 BUSY_S: Final = 10.0
 """How long a stream waits for a partition that has no room."""
