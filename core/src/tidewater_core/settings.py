@@ -140,6 +140,12 @@ class WorkerSettings:
     """TCP port; 0 takes a free one."""
     flight_port: int | None = None
     """TCP port of Arrow Flight; 0 takes a free one, None serves no Flight."""
+    advertise_url: str = ""
+    """How other workers reach this one (`http://host:port`); empty: where it listens, by the
+    host's name if that is every address."""
+    session_ttl: Duration = Duration("10s")
+    """A worker that the coordination store has not heard of for this long is taken for dead, and
+    takes no message from then on until it has the store's word again."""
     socket_origins: tuple[str, ...] = ()
     """Web origins (`https://shop.example`) whose pages may open a WebSocket, besides those that
     come from the worker's own host; `*` stands for all."""
@@ -157,6 +163,8 @@ class WorkerSettings:
             raise ValueError(f"listen_port {self.listen_port} is not a TCP port (0 to 65535)")
         if self.flight_port is not None and not 0 <= self.flight_port <= 65_535:
             raise ValueError(f"flight_port {self.flight_port} is not a TCP port (0 to 65535)")
+        if self.session_ttl.ms < 1_000:
+            raise ValueError("session_ttl must be at least 1s")
         if not self.coordination:
             raise ValueError("coordination must be a path of an SQLite file or etcd endpoints")
 

@@ -24,6 +24,7 @@ from tidewater_core.errors import (
     Retryable,
     TidewaterError,
 )
+from tidewater_worker.coordination.port import Ownership
 from tidewater_worker.log.appender import Appender
 from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase
 
@@ -64,12 +65,37 @@ class Partition:
     """Why appends are refused; None while they are taken."""
     is_open: bool = False
     frontier_known: asyncio.Event = field(default_factory=asyncio.Event)
+    owner: Ownership | None = None
+    """As the registry last said; None if nobody ever had it."""
+    is_elsewhere: bool = False
+    """Another worker has it, or waits to: not this one's to open."""
+    session: str = ""
+    """The session that it was taken for."""
+    drained: int | None = None
+    """Everything up to here is in the table and it is about to be let go."""
+    is_busy: bool = False
+    """It is being opened or drained."""
+    retry_at: float = 0.0
+    """When to try again to open it."""
 
     def assignment(self) -> PartitionAssignment | None:
         """Describe it to the table process."""
-        if self.appender is None:
+        if self.appender is None or self.drained is not None:
             return None
         return PartitionAssignment(self.epoch, str(self.directory), self.appender.durable_end)
+
+    def begin(self, appender: Appender, epoch: int, session: str) -> None:
+        """Open with a recovered log; appends wait for `open_when_known`."""
+        self.appender, self.epoch, self.session = appender, epoch, session
+        self.table = PartitionState()
+        self.frontier_known.clear()
+        self.refusal, self.is_open, self.is_elsewhere = None, False, False
+
+    @property
+    def remote_url(self) -> str:
+        """Where the owner is while that is another worker and it is there; else empty."""
+        owner = self.owner
+        return owner.url if self.is_elsewhere and owner is not None and owner.is_live else ""
 
     def ready(self) -> Appender:
         """Return the appender, or raise why appends are refused."""
@@ -150,11 +176,17 @@ class Partition:
             await self.frontier_known.wait()
         self.is_open = True
 
-    async def close(self) -> None:
-        """Finish what was offered and release the lock."""
-        self.refusal = Retryable("ShuttingDown", "this worker is shutting down", 500)
-        if self.appender is not None:
-            await self.appender.close()
+    async def close(self, refusal: TidewaterError | None = None) -> None:
+        """Finish what was offered, close the log and release the lock."""
+        self.refusal = refusal or Retryable("ShuttingDown", "this worker is shutting down", 500)
+        appender = self.appender
+        if appender is not None:
+            await appender.close()
+        self.appender, self.drained, self.is_open, self.session = None, None, False, ""
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let the next process have the log."""
         if self.lock is not None:
             self.lock.release()
             self.lock = None

@@ -13,6 +13,8 @@ def not_ready(node: Node) -> list[dict[str, Any]]:
     waiting = []
     for topic in node.topics.values():
         for partition in topic.partitions.values():
+            if partition.is_elsewhere:
+                continue  # its owner says whether it is ready
             try:
                 partition.ready()
             except TidewaterError as error:

@@ -41,6 +41,8 @@ SMALL_GROUP_BYTES: Final = 64 * 1024
 """A group this small is written in the time that handing it to a thread takes."""
 DISK_FULL_RETRY_MS: Final = 1_000
 OVERLOADED_RETRY_MS: Final = 100
+SESSION_RETRY_MS: Final = 1_000
+SESSION_LOST: Final = "this worker may have been taken for dead and must join again first"
 log = logging.getLogger(__name__)
 
 
@@ -106,6 +108,8 @@ class Appender:
         self.latencies = Latencies()
         self.tail = Tail(recovered.next_offset, options.tail_bytes)
         self.failure: TidewaterError | None = None
+        self.may_append: Callable[[], bool] = lambda: True
+        """Whether the partition is certainly still ours (G5); asked before and after a write."""
         self.pending_bytes = 0
         self._topic_uuid = topic_uuid
         self._pool, self._loop, self._clock = pool, loop, clock
@@ -133,6 +137,8 @@ class Appender:
         """Raise if `offer` would have to refuse; a request over many partitions asks each first."""
         if self.failure is not None:
             raise self.failure
+        if not self.may_append():
+            raise Retryable("SessionLost", SESSION_LOST, SESSION_RETRY_MS)
         if self.pending_bytes + submission.nbytes > self.options.inflight_bytes_max:
             raise Overloaded(
                 "PartitionBusy",
@@ -291,6 +297,8 @@ class Appender:
             self._idle.set_result(None)
 
     def _acknowledge(self, group: list[Submission], offset: int) -> None:
+        # It is on the disk, but only an owner's word counts: another one may have begun meanwhile.
+        lost = None if self.may_append() else OutcomeUnknown("SessionLost", SESSION_LOST, 1_000)
         for submission in group:
             self.pending_bytes -= submission.nbytes
             stored = Stored(offset, submission.count)
@@ -298,8 +306,8 @@ class Appender:
             if submission.request is not None:
                 self.producers.store(submission.request, stored)
                 for twin in self._waiting.pop(submission.request):
-                    twin.done(Duplicate(stored.offset, stored.count))
-            submission.done(stored)
+                    twin.done(lost or Duplicate(stored.offset, stored.count))
+            submission.done(lost or stored)
 
     def _write_failed(
         self, group: list[Submission], frames: list[EncodedFrame], error: OSError
@@ -418,11 +426,15 @@ class Appender:
         self.segments = []
         self._rotate = True
 
-    async def close(self) -> None:
-        """Finish what was offered, then close the segment."""
+    async def settle(self) -> None:
+        """Wait until what was offered is finished."""
         while self._busy or self._pending or self._scheduled:
             self._idle = self._loop.create_future()
             await self._idle
+
+    async def close(self) -> None:
+        """Finish what was offered, then close the segment."""
+        await self.settle()
         if self._sync_timer is not None:
             self._sync_timer.cancel()
         if self._writer is not None:

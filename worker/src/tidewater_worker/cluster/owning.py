@@ -1,0 +1,299 @@
+"""Taking, draining and letting go of partitions: the registry's wishes become open logs.
+
+Every change of the registry, every loss of the session and every failed attempt lead to the same
+round: look at each partition, `plan.decide`, do it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tidewater_core.clock import IdSource
+from tidewater_core.errors import Corrupt, Fenced, Retryable, TidewaterError
+from tidewater_core.names import log_path
+from tidewater_worker.cluster.plan import Action, decide
+from tidewater_worker.coordination.port import Coordination, Ownership, Registry, WorkerInfo
+from tidewater_worker.coordination.rules import is_of
+from tidewater_worker.log.recover import Recovered, recover
+from tidewater_worker.partition import DirectoryLock, Partition
+from tidewater_worker.topic import Topic
+from tidewater_worker.volume import (
+    Drained,
+    clear_drained,
+    read_drained,
+    volume_id,
+    write_drained,
+)
+
+if TYPE_CHECKING:
+    from tidewater_worker.node import Node
+
+OPENING_AT_ONCE: Final = 16
+ROUND_S: Final = 1.0
+"""A round is made at least this often: a lost session has to be noticed by time alone."""
+RETRY_S: Final = 2.0
+RETRY_DAMAGE_S: Final = 30.0
+"""Before a log that needs a person is looked at again."""
+DRAIN_S: Final = 60.0
+log = logging.getLogger(__name__)
+
+
+class Owning:
+    """Keeps the partitions of a node as the registry says."""
+
+    def __init__(self, node: "Node", coordination: Coordination, ids: IdSource) -> None:
+        self.registry = Registry(version=-1)
+        """As of the last round."""
+        self.me = WorkerInfo(node.settings.worker_id)
+        self._node, self._coordination, self._ids = node, coordination, ids
+        self._opening = asyncio.Semaphore(OPENING_AT_ONCE)
+        self._session = ""
+        self._retry = False
+
+    async def start(self, url: str, flight_url: str) -> None:
+        """Join the other workers and take what is ours."""
+        settings = self._node.settings
+        volume = await asyncio.to_thread(volume_id, settings.log_root, self._ids)
+        self.me = WorkerInfo(settings.worker_id, url, flight_url, volume)
+        await self._coordination.start(self.me, settings.session_ttl.seconds)
+        await self._round()
+
+    async def watch(self) -> None:
+        """Follow the registry for ever."""
+        while True:
+            try:
+                version = await self._coordination.changed(self.registry.version, ROUND_S)
+                moved = self._coordination.session != self._session
+                if version != self.registry.version or moved or self._retry:
+                    await self._round()
+            except (OSError, TidewaterError) as error:
+                log.warning("a round over the registry failed: %s", error)
+                await asyncio.sleep(ROUND_S)
+
+    async def _round(self) -> None:
+        self._session = self._coordination.session
+        self.registry = registry = await self._coordination.registry()
+        self._retry = False
+        work = []
+        for registered in registry.topics.values():
+            try:
+                topic = self._node.sync_topic(registered)
+            except TidewaterError as error:
+                # One bad topic never stands in the way of another.
+                log.warning("topic %s: %s", registered.topic, error)
+                continue
+            for partition in topic.partitions.values():
+                work.append(self._tend(topic, partition))
+        changed = await asyncio.gather(*work)
+        if any(changed) or self._node.topics_changed:
+            self._node.topics_changed = False
+            self._node.link.assign()
+
+    async def _tend(self, topic: Topic, partition: Partition) -> bool:
+        """Do what is to be done about a partition; tell if what we own has changed."""
+        name, number = partition.topic, partition.number
+        owner = self.registry.owners.get(name, {}).get(number)
+        partition.owner = owner
+        if partition.is_busy:
+            return False
+        action = decide(
+            self.me,
+            self.registry.assignments.get(name, {}).get(number),
+            owner,
+            self.registry.workers,
+            holds=partition.appender is not None,
+        )
+        partition.is_elsewhere = action is Action.LEAVE
+        match action:
+            case Action.KEEP:
+                return await self._renew(partition)
+            case Action.OPEN:
+                return await self._open(topic, partition)
+            case Action.DRAIN:
+                partition.is_busy = True
+                self._node.spawn(self._drain(topic, partition))
+            case Action.LEAVE if partition.appender is not None:
+                await self._leave(partition, owner)
+                return True
+            case Action.LEAVE:
+                partition.refusal = _refusal(partition, owner)
+        return False
+
+    # ---- taking
+
+    async def _renew(self, partition: Partition) -> bool:
+        """Take a partition again for a new session; its log never left our hands."""
+        session = self._session
+        if partition.session == session or not session:
+            return False
+        try:
+            grant = await self._coordination.acquire(partition.topic, partition.number)
+        except Fenced as error:
+            await self._close(partition, error)
+            return True
+        except TidewaterError:
+            self._retry = True
+            return False
+        log.warning(
+            "%s partition %s: epoch %s after a new session",
+            partition.topic, partition.number, grant.epoch,
+        )  # fmt: skip
+        partition.epoch, partition.session = grant.epoch, session
+        return True
+
+    async def _open(self, topic: Topic, partition: Partition) -> bool:
+        now = self._node.clock.monotonic()
+        if now < partition.retry_at or not self._session:
+            self._retry = True
+            return False
+        partition.is_busy = True
+        try:
+            async with self._opening:
+                await self._take(topic, partition)
+        except (TidewaterError, OSError) as error:
+            refusal = error if isinstance(error, TidewaterError) else _unreadable(error)
+            if str(partition.refusal) != str(refusal):
+                log.warning("%s partition %s stays closed: %s", topic.name, partition.number, error)
+            partition.refusal = refusal
+            partition.unlock()
+            damaged = isinstance(refusal, Corrupt) or refusal.reason == "LogStale"
+            partition.retry_at = now + (RETRY_DAMAGE_S if damaged else RETRY_S)
+            self._retry = True
+            return False
+        finally:
+            partition.is_busy = False
+        return True
+
+    async def _take(self, topic: Topic, partition: Partition) -> None:
+        node, number, session = self._node, partition.number, self._session
+        directory = log_path(node.settings.log_root, topic.name, number)
+        partition.lock = DirectoryLock(directory)
+        recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
+        self._refuse_stale(partition, partition.owner, recovered)
+        grant = await self._coordination.acquire(partition.topic, number)
+        try:
+            self._refuse_stale(partition, grant.previous, recovered)
+        except Fenced:
+            drained_at = None if grant.previous is None else grant.previous.drained_at
+            await self._coordination.release(partition.topic, number, grant.epoch, drained_at)
+            raise
+        await asyncio.to_thread(clear_drained, directory)
+        if recovered.cut_bytes:
+            log.warning(
+                "%s partition %s: cut a torn tail of %s bytes (kept as .broken)",
+                topic.name, number, recovered.cut_bytes,
+            )  # fmt: skip
+        appender = node.make_appender(topic, partition, recovered)
+        appender.may_append = self._may_append(partition)
+        partition.begin(appender, grant.epoch, session)
+        node.spawn(partition.open_when_known())
+
+    def _may_append(self, partition: Partition) -> "_MayAppend":
+        return _MayAppend(self._node.clock.monotonic, self._coordination, partition)
+
+    def _refuse_stale(
+        self, partition: Partition, owner: Ownership | None, recovered: Recovered
+    ) -> None:
+        """Refuse to go on with messages of a partition that another volume has had since (G5).
+
+        That owner may have given their offsets to other messages. Nobody can tell which of them
+        count, so a person must; unless all of them were in the table before it began.
+        """
+        if not recovered.segments or owner is None or is_of(owner, self.me):
+            return
+        drained = read_drained(partition.directory)
+        if drained is not None and drained.end == recovered.next_offset:
+            return
+        raise Fenced(
+            "LogStale",
+            f"worker {owner.worker_id!r} has taken this partition since; the messages in "
+            f"this log from offset {recovered.segments[0].base_offset} to "
+            f"{recovered.next_offset} were kept",
+        )
+
+    # ---- letting go
+
+    async def _leave(self, partition: Partition, owner: Ownership | None) -> None:
+        there = "nobody" if owner is None else f"worker {owner.worker_id!r}, epoch {owner.epoch}"
+        error = Fenced("Fenced", f"{partition.topic} partition {partition.number} has {there}")
+        await self._close(partition, error)
+
+    async def _close(self, partition: Partition, refusal: TidewaterError) -> None:
+        log.warning("%s partition %s is let go: %s", partition.topic, partition.number, refusal)
+        await partition.close(refusal)
+
+    async def _drain(self, topic: Topic, partition: Partition) -> None:
+        """Bring everything into the table, then let another volume have the partition."""
+        log.info("%s partition %s: draining", topic.name, partition.number)
+        try:
+            drained = partition.drained or await self._flush_out(topic, partition)
+            partition.drained = drained
+            self._node.link.assign()  # the table process is done with it
+            await asyncio.to_thread(
+                write_drained, partition.directory, Drained(drained, partition.epoch)
+            )
+            await self._coordination.release(
+                partition.topic, partition.number, partition.epoch, drained
+            )
+            await partition.close(_refusal(partition, partition.owner))
+            partition.is_elsewhere = True
+            log.info("%s partition %s: drained at %s", topic.name, partition.number, drained)
+        except (TidewaterError, OSError) as error:
+            log.warning("%s partition %s is not drained: %s", topic.name, partition.number, error)
+            if partition.drained is None:
+                partition.refusal = None  # go on; the next round tries again
+            await asyncio.sleep(RETRY_S)
+            self._retry = True
+        finally:
+            partition.is_busy = False
+
+    async def _flush_out(self, topic: Topic, partition: Partition) -> int:
+        appender = partition.ready()
+        partition.refusal = Retryable(
+            "PartitionMoving",
+            f"{partition.topic} partition {partition.number} is going to another worker", 300,
+        )  # fmt: skip
+        await appender.settle()
+        await appender.make_durable()
+        end = appender.durable_end
+        assert end == appender.next_offset, "nothing is taken while it drains"
+        self._node.tell_durable()
+        result = await self._node.link.flush(partition.topic, {partition.number: end}, DRAIN_S)
+        if result.frontier.get(partition.number) != end:
+            raise Retryable("NotDrained", f"the table stands at {result.frontier}, not at {end}")
+        return end
+
+
+class _MayAppend:
+    """Tells whether a partition is certainly ours: cheap, since every request asks."""
+
+    __slots__ = ("_coordination", "_now", "_partition")
+
+    def __init__(
+        self, now: Callable[[], float], coordination: Coordination, partition: Partition
+    ) -> None:
+        self._now, self._coordination, self._partition = now, coordination, partition
+
+    def __call__(self) -> bool:
+        coordination = self._coordination
+        return (
+            self._now() < coordination.session_deadline
+            and self._partition.session == coordination.session
+        )
+
+
+def _refusal(partition: Partition, owner: Ownership | None) -> TidewaterError:
+    """Say why a partition that is not ours takes no message here."""
+    where = f"{partition.topic} partition {partition.number}"
+    if owner is not None and owner.is_live:
+        return Retryable("OwnedElsewhere", f"{where} is on worker {owner.worker_id!r}", 300)
+    if owner is None or owner.drained_at is not None:
+        return Retryable("PartitionMoving", f"{where} is about to be taken by a worker", 300)
+    return Retryable(
+        "OwnerAway", f"{where} waits for worker {owner.worker_id!r} and its volume", 2_000
+    )
+
+
+def _unreadable(error: OSError) -> TidewaterError:
+    return Retryable("LogUnreadable", f"the log's directory: {error}", 2_000)

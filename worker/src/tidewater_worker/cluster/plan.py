@@ -1,0 +1,53 @@
+"""What a worker does about a partition, from what the registry says. Pure, and level-based.
+
+nobody ever had it          the assigned worker takes it; unassigned: who comes first
+on this volume              this worker takes it, wherever it is assigned: its messages are here
+… assigned elsewhere        … and drains it, if the other one is there to take it
+drained                     the assigned worker takes it
+given up by a person        the assigned worker takes it, behind a recorded gap
+on another volume           nothing: it waits for that volume (G5)
+"""
+
+from collections.abc import Container
+from enum import StrEnum
+
+from tidewater_worker.coordination.port import Ownership, WorkerInfo
+from tidewater_worker.coordination.rules import is_of
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    OPEN = "open"
+    """Take it."""
+    KEEP = "keep"
+    """Go on serving it."""
+    DRAIN = "drain"
+    """Bring all of it into the table and let it go."""
+    LEAVE = "leave"
+    """It is not ours; close it if it is open."""
+
+
+def decide(
+    me: WorkerInfo,
+    assigned: str | None,
+    owner: Ownership | None,
+    live: Container[str],
+    *,
+    holds: bool,
+) -> Action:
+    """Say what `me` does about a partition; `holds`: its log is open here."""
+    is_here = owner is not None and is_of(owner, me) and owner.drained_at is None
+    wanted = assigned is None or assigned == me.worker_id
+    if holds:
+        if not is_here:
+            return Action.LEAVE
+        return Action.KEEP if wanted or assigned not in live else Action.DRAIN
+    if is_here:
+        return Action.OPEN
+    if not wanted:
+        return Action.LEAVE
+    if owner is None or owner.drained_at is not None:
+        return Action.OPEN
+    abandoned = owner.given_up is not None and not owner.is_live and assigned is not None
+    return Action.OPEN if abandoned else Action.LEAVE
