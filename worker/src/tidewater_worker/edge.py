@@ -14,9 +14,11 @@ import uvloop
 
 from tidewater_core.clock import SystemClock
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker.api.cluster import add_cluster
 from tidewater_worker.api.produce import Producing
 from tidewater_worker.api.protocol import EdgeProtocol
 from tidewater_worker.api.routes import make_app
+from tidewater_worker.api.socket import add_socket
 from tidewater_worker.api.socket_session import Sockets
 from tidewater_worker.api.subscriptions import add_subscriptions
 from tidewater_worker.coordination import connect
@@ -78,10 +80,13 @@ async def serve(settings: WorkerSettings) -> None:
     dispatch = Dispatch(node, coordination)
     app = make_app(node, producing)
     add_subscriptions(app, node, dispatch)
+    add_cluster(app, node, coordination)
+    add_socket(app)
+    sockets = Sockets(node, producing, dispatch)
     config = uvicorn.Config(
         app,
         # uvicorn only calls it: a function that makes connections serves as a class.
-        http=partial(EdgeProtocol, node, producing, Sockets(node, producing)),  # type: ignore[arg-type]
+        http=partial(EdgeProtocol, node, producing, sockets),  # type: ignore[arg-type]
         loop="none",
         lifespan="off",
         access_log=False,

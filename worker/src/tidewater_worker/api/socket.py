@@ -12,11 +12,13 @@ import logging
 import re
 from typing import Any, Final
 
+from fastapi import FastAPI
+
 from tidewater_core.errors import Invalid, NotFound, TidewaterError
 from tidewater_worker.api import socket_frames as frames
 from tidewater_worker.api.errors import error_body
 from tidewater_worker.api.socket_frames import Close, FrameError, FrameReader, Opcode
-from tidewater_worker.api.socket_handshake import accept
+from tidewater_worker.api.socket_handshake import UpgradeRequired, accept
 from tidewater_worker.api.socket_session import Session, Sockets
 
 _PATH: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/socket(?:\?.*)?")
@@ -56,6 +58,15 @@ def upgrade(http: Any, sockets: Sockets) -> None:
     transport.write(answer)
     transport.set_protocol(connection)
     connection.connection_made(transport)
+
+
+def add_socket(app: FastAPI) -> None:
+    """Answer who asks for a socket without speaking its protocol."""
+
+    @app.get("/v1/{namespace}/{name}/socket")
+    async def socket(namespace: str, name: str) -> None:
+        """Open a WebSocket: produce and read on one connection (docs/websocket.md)."""
+        raise UpgradeRequired("UpgradeRequired", f"/v1/{namespace}/{name}/socket is a WebSocket")
 
 
 class SocketConnection(asyncio.Protocol):
@@ -117,8 +128,9 @@ class SocketConnection(asyncio.Protocol):
         except Exception:
             log.exception("a socket fails")
             self._end(Close.INTERNAL, "see the worker's log")
-        producing = self._session.producer
-        if producing.under_way >= UNDER_WAY_MAX or producing.under_way_bytes > self._bytes_max:
+        session = self._session
+        too_much = session.producer.under_way_bytes > self._bytes_max
+        if too_much or session.under_way >= UNDER_WAY_MAX:
             self._read(False)
 
     def _take(self, messages: list[frames.Message]) -> None:
@@ -202,12 +214,12 @@ class SocketConnection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def _relax(self) -> None:
-        producing = self._session.producer
-        if self._is_leaving and producing.under_way == 0:
+        session = self._session
+        if self._is_leaving and session.under_way == 0:
             self._end(Close.GOING_AWAY, "the worker is shutting down")
         elif not self._is_reading and self._drained.is_set():
-            few = producing.under_way <= UNDER_WAY_MAX // 2
-            if few and producing.under_way_bytes <= self._bytes_max // 2:
+            few = session.under_way <= UNDER_WAY_MAX // 2
+            if few and session.producer.under_way_bytes <= self._bytes_max // 2:
                 self._read(True)
 
     def _beat(self) -> None:

@@ -53,6 +53,7 @@ class Subscribe(msgspec.Struct, forbid_unknown_fields=True):
     subscription: Text
     consumer: Text | None = None
     credit: Count = 0
+    format: Literal["json", "arrow"] = "json"
 
 
 class Credit(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,7 +83,7 @@ class Reject(msgspec.Struct, forbid_unknown_fields=True):
     id: Id
     subscription: Text
     ack_ids: AckIds
-    delay_ms: Count | None = None
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=7 * 86_400_000)] | None = None
 
 
 class Extend(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,7 +92,7 @@ class Extend(msgspec.Struct, forbid_unknown_fields=True):
     id: Id
     subscription: Text
     ack_ids: AckIds
-    deadline_ms: Count
+    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] | None = None
 
 
 class _Named(msgspec.Struct):

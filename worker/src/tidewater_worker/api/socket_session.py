@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,6 +16,8 @@ from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.produce import Producing
 from tidewater_worker.api.socket_producing import SocketProducer
 from tidewater_worker.api.socket_reading import Chunks, Client, Following
+from tidewater_worker.api.socket_subscribing import Subscribing, settle
+from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.node import Node
 from tidewater_worker.topic import Topic
 
@@ -42,9 +44,10 @@ class Stream(Protocol):
 class Sockets:
     """What all sockets of a worker share."""
 
-    def __init__(self, node: Node, producing: Producing) -> None:
+    def __init__(self, node: Node, producing: Producing, dispatch: Dispatch) -> None:
         self.node = node
         self.producing = producing
+        self.dispatch = dispatch
         self.chunks = Chunks()
         self.open: int = 0
         """Sockets that are open."""
@@ -70,8 +73,14 @@ class Session:
         self._namespace, self._name = namespace, name
         self._client = client
         self.producer = SocketProducer(sockets.node, sockets.producing, client, relax)
+        self._relax = relax
         self._streams: dict[int, tuple[Stream, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def under_way(self) -> int:
+        """Commands without an answer."""
+        return self.producer.under_way + len(self._tasks)
 
     def welcome(self) -> None:
         """Tell the client where it is and what it may do."""
@@ -89,10 +98,8 @@ class Session:
         self._say({"welcome": said})
 
     def stop(self) -> None:
-        """End every read and subscription; what was produced is stored all the same."""
+        """End every read and subscription; what else was asked for is done all the same."""
         for _, task in self._streams.values():
-            task.cancel()
-        for task in self._tasks:
             task.cancel()
         self._streams.clear()
 
@@ -145,8 +152,11 @@ class Session:
             del self._streams[stop.id]
             task.cancel()
             self._run(self._stopped(stop.id, stream, task))
+        elif (subscribe := command.subscribe) is not None:
+            dispatch = self._sockets.dispatch
+            self._begin(subscribe.id, Subscribing(dispatch, topic, self._client, subscribe))
         else:
-            raise NotFound("NoSubscriptions", "this worker serves no subscriptions")
+            self._run(self._settle(topic, command))
 
     def _stream(self, id_: int) -> tuple[Stream, asyncio.Task[None]]:
         found = self._streams.get(id_)
@@ -188,7 +198,25 @@ class Session:
             said["next_offset"] = stream.next_offset
         self._say({"stopped": said})
 
-    def _run(self, work: Awaitable[None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
+    async def _settle(self, topic: Topic, command: Any) -> None:
+        asked = command.acknowledge or command.reject or command.extend
+        for stream, _ in self._streams.values():
+            if isinstance(stream, Subscribing) and stream.subscription == asked.subscription:
+                stream.touch()
+        try:
+            said = await settle(self._sockets.dispatch, topic, command)
+        except TidewaterError as error:
+            self._refuse(asked.id, error)
+        else:
+            self._client.send(frames.text(said))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("a command of a socket failed", exc_info=fault)
+        self._relax()
