@@ -3,8 +3,13 @@
 Worker A hangs (its table process is frozen) with acknowledged messages that are not in the table
 yet. Worker B, with a log of its own, takes the partition: its epoch is higher. Then A wakes up
 and tries to commit what it has, against a real catalog.
+
+The coordination store would not allow it: it is told a lie, in a copy that B alone uses, so that
+nothing but the frontier in the table stands between A and its rows.
 """
 
+import asyncio
+import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +24,7 @@ from tidewater_testing.parts.seaweed import SeaweedFS
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.process import wait_until
 from tidewater_testing.traffic import encode_json
+from tidewater_worker.coordination.sqlite import SqliteCoordination
 
 TOPIC = "shop/orders"
 SPEC = {"partitions": 1, "writer": {"flushInterval": "100ms"}}
@@ -44,14 +50,30 @@ def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str
                 }
 
 
-def _worker(tmp_path: Path, name: str, catalog: dict[str, str]) -> Worker:
+def _worker(tmp_path: Path, name: str, store: str, catalog: dict[str, str]) -> Worker:
     return Worker(
         tmp_path / name,
         [topic_manifest(TOPIC, SPEC)],
         catalog=catalog,
-        coordination=tmp_path / "coordination.db",
+        coordination=tmp_path / store,
         worker_id=name,
     )
+
+
+def _lie(tmp_path: Path, epoch: int, drained_at: int) -> None:
+    """Copy A's store, and say in the copy that A has drained the partition and let it go."""
+    with sqlite3.connect(tmp_path / "a.db") as truth, sqlite3.connect(tmp_path / "b.db") as copy:
+        truth.backup(copy)
+    truth.close()
+    copy.close()
+
+    async def release() -> None:
+        store = SqliteCoordination(tmp_path / "b.db")
+        await store.start()
+        await store.release(TOPIC, 0, epoch, drained_at)
+        await store.close()
+
+    asyncio.run(release())
 
 
 def _send(worker: Worker, sender: str, first: int, count: int) -> AckedBatch:
@@ -87,12 +109,13 @@ def test_a_zombie_is_refused(
 ) -> None:
     """Its rows overlap the new owner's offsets: fewer, and more."""
     acked: list[AckedBatch] = []
-    with _worker(tmp_path, "a", catalog) as zombie:
+    with _worker(tmp_path, "a", "a.db", catalog) as zombie:
         acked.append(_send(zombie, "first", 0, 10))
         zombie.flush(TOPIC)
         frozen = zombie.freeze(Victim.TABLE)
         kept = _send(zombie, "zombie", 0, of_zombie)
-        with _worker(tmp_path, "b", catalog) as owner:
+        _lie(tmp_path, 1, 10)
+        with _worker(tmp_path, "b", "b.db", catalog) as owner:
             acked.append(_send(owner, "owner", 0, of_owner))
             owner.flush(TOPIC)
             zombie.thaw(frozen)
@@ -114,15 +137,16 @@ def test_a_zombie_that_dies_and_comes_back_keeps_its_evidence(
 ) -> None:
     """Started again on its old log, it may not throw away or mix in what only it has."""
     acked: list[AckedBatch] = []
-    with _worker(tmp_path, "a", catalog) as zombie:
+    with _worker(tmp_path, "a", "a.db", catalog) as zombie:
         acked.append(_send(zombie, "first", 0, 10))
         zombie.flush(TOPIC)
         zombie.freeze(Victim.TABLE)
         kept = _send(zombie, "zombie", 0, 5)
-    with _worker(tmp_path, "b", catalog) as owner:
+    _lie(tmp_path, 1, 10)
+    with _worker(tmp_path, "b", "b.db", catalog) as owner:
         acked.append(_send(owner, "owner", 0, 20))
         owner.flush(TOPIC)
-    again = _worker(tmp_path, "a", catalog).start(wait=False)
+    again = _worker(tmp_path, "a", "b.db", catalog).start(wait=False)
     try:
         _settled(again)
     finally:

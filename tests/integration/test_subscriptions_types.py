@@ -1,0 +1,306 @@
+"""The four types while consumers come, go and die, and the worker is killed (G4)."""
+
+import json
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidewater_testing import web
+from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
+from tidewater_testing.process import wait_until
+from tidewater_testing.subscriptions import Consumer, subscription_manifest, values
+
+TYPES = ("Exclusive", "Failover", "Shared", "KeyShared")
+FAST = {"ackDeadline": "800ms", "backoff": {"initial": "20ms", "max": "50ms"}}
+SEED = 4_711
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    manifests = [topic_manifest(f"shop/{kind.lower()}", {"partitions": 2}) for kind in TYPES]
+    manifests += [
+        subscription_manifest(f"shop/{kind.lower()}", kind.lower(), type=kind, **FAST)
+        for kind in TYPES
+    ]
+    with Worker(tmp_path_factory.mktemp("types"), manifests) as started:
+        yield started
+
+
+def produce(worker: Worker, topic: str, partition: int, *texts: str, key: str = "") -> None:
+    messages = [{"value": text, "key": key} if key else {"value": text} for text in texts]
+    query = "" if key else f"?partition={partition}"
+    answer = worker.post(f"/v1/shop/{topic}/messages{query}", json.dumps({"messages": messages}))
+    assert answer.status == 200, answer.body
+
+
+def consumers(worker: Worker, topic: str, *names: str) -> list[Consumer]:
+    return [Consumer(worker.address, f"shop/{topic}", topic, name) for name in names]
+
+
+def test_exclusive(worker: Worker) -> None:
+    """One at a time, in order; a silent one is replaced after the deadline and skips nothing."""
+    first, second = consumers(worker, "exclusive", "c1", "c2")
+    produce(worker, "exclusive", 0, *"abcdef")
+    got = first.pull(3)
+    assert values(got) == ["a", "b", "c"]
+    first.ack(got[:1])
+    assert second.call("pull", consumer="c2").status == 409
+    wait_until(lambda: second.call("pull", max=1, consumer="c2").status == 200, 10, "c2's turn")
+    again = second.pull(10)
+    taken = [*values(again)]
+    wait_until(lambda: second.status()["unacked"] >= 4, 10, "all that is left")
+    assert first.call("pull", consumer="c1").status == 409
+    second.ack(again)
+    for _ in range(20):
+        more = second.pull(10, wait_ms=200)
+        taken += values(more)
+        second.ack(more)
+        if second.status()["lag"] == 0:
+            break
+    assert "".join(dict.fromkeys(taken)).endswith("cdef")
+    assert second.status()["lag"] == 0
+
+
+def test_nack_keeps_the_order(worker: Worker) -> None:
+    """What came after a message that went back comes after it again."""
+    (mine,) = consumers(worker, "exclusive", "c2")
+    produce(worker, "exclusive", 1, *"12345")
+    got = mine.pull(4)
+    assert values(got) == ["1", "2", "3", "4"]
+    mine.ack(got[:1])
+    mine.nack(got[1:2])
+    again = mine.pull(10, wait_ms=3000)
+    assert values(again) == ["2", "3", "4", "5"]
+    assert [m["delivery"] for m in again] == [2, 1, 1, 1], "only the one that failed is counted"
+    mine.ack(again)
+
+
+def test_failover(worker: Worker) -> None:
+    """Partitions are dealt out; one moves only when its consumer has nothing of it any more."""
+    first, second = consumers(worker, "failover", "c1", "c2")
+    for partition in (0, 1):
+        produce(worker, "failover", partition, *(f"{partition}{i}" for i in range(4)))
+    held = first.pull(100)
+    assert sorted(values(held)) == ["00", "01", "02", "03", "10", "11", "12", "13"]
+    assert second.pull() == [], "c2 has partition 1 from now on, but c1 still holds some of it"
+    produce(worker, "failover", 1, "14")
+    assert second.pull() == []
+    first.ack(held)
+    assert values(second.pull()) == ["14"]
+    produce(worker, "failover", 0, "04")
+    assert second.pull() == []
+    assert values(first.pull()) == ["04"]
+    # c1 dies: c2 gets its partition, and what it held.
+    produce(worker, "failover", 0, "05")
+    got: list[str] = []
+    for _ in range(40):
+        messages = second.pull(10, wait_ms=300)
+        got += [value for value in values(messages) if value.startswith("0")]
+        second.ack(messages)
+        if second.status()["lag"] == 0:
+            break
+    assert got == ["04", "05"]
+
+
+def test_shared(worker: Worker) -> None:
+    """Any consumer gets any message; those of one that died come back to the others."""
+    first, second = consumers(worker, "shared", "c1", "c2")
+    produce(worker, "shared", 0, *"abcd")
+    held, got = first.pull(2), second.pull(2)
+    assert sorted(values(held) + values(got)) == ["a", "b", "c", "d"]
+    second.ack(got)
+    rest: list[dict[str, Any]] = []
+    while len(rest) < 2:
+        more = second.pull(10, wait_ms=3000)
+        assert more, "G4: messages of a dead consumer did not come back"
+        rest += more
+    assert sorted(values(rest)) == sorted(values(held))
+    assert {m["delivery"] for m in rest} == {2}
+    second.ack(rest)
+    assert second.status()["lag"] == 0
+
+
+def test_key_shared(worker: Worker) -> None:
+    """Keys are divided; a key waits for the consumer that still holds some of it."""
+    first, second = consumers(worker, "keyshared", "c1", "c2")
+    keys = [f"k{i}" for i in range(12)]
+    for key in keys:
+        produce(worker, "keyshared", 0, f"{key}-0", key=key)
+    held = first.pull(100)
+    assert sorted(values(held)) == sorted(f"{key}-0" for key in keys)
+    assert second.pull() == [], "all keys are still with c1"
+    for key in keys:
+        produce(worker, "keyshared", 0, f"{key}-1", key=key)
+    assert second.pull() == []
+    first.ack(held)
+    mine, yours = first.pull(100), second.pull(100)
+    assert mine
+    assert yours
+    assert sorted(values(mine) + values(yours)) == sorted(f"{key}-1" for key in keys)
+    first.ack(mine)
+    second.ack(yours)
+    first.ok("leave", consumer="c1")
+    for key in keys:
+        produce(worker, "keyshared", 0, f"{key}-2", key=key)
+    last = second.pull(100)
+    assert sorted(values(last)) == sorted(f"{key}-2" for key in keys)
+    second.ack(last)
+
+
+# ---- all of it at once
+
+
+@dataclass
+class Story:
+    """What consumers of one subscription saw, to be judged at the end."""
+
+    kind: str
+    acked: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(partition, offset) → when the ack was answered."""
+    order: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Group → offsets in the order of their acknowledgement."""
+    faults: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def group(self, message: dict[str, Any]) -> Any:
+        if self.kind == "KeyShared":
+            return message["key"]
+        return message["partition"] if self.kind != "Shared" else None
+
+    def delivered(self, message: dict[str, Any], asked_at: float) -> None:
+        at = self.acked.get((message["partition"], message["offset"]))
+        if at is not None and at < asked_at:
+            self.faults.append(f"G4: {self.kind} {message} came {asked_at - at} s after its ack")
+
+    def done(self, message: dict[str, Any]) -> None:
+        with self.lock:
+            self.acked[message["partition"], message["offset"]] = time.monotonic()
+            if self.kind != "Shared":
+                self.order[self.group(message)].append(message["offset"])
+
+
+class Life(threading.Thread):
+    """A consumer that lives, dies without a word and comes back as somebody else."""
+
+    def __init__(self, story: Story, address: str, seed: int, steady: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.story, self.address, self.steady = story, address, steady
+        self.draw = random.Random(seed)
+        self.over = threading.Event()
+        self.seed, self.lives = seed, 0
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            self.lives += 1
+            name = f"c{self.seed}-{self.lives}"
+            consumer = Consumer(self.address, "shop/all", self.story.kind.lower(), name)
+            try:
+                while not self.over.is_set() and self.one(consumer):
+                    pass
+            except (OSError, AssertionError) as error:
+                if isinstance(error, AssertionError) and "(200" in str(error):
+                    self.story.faults.append(str(error))
+                time.sleep(0.05)  # the worker is down, or another has the subscription
+
+    def one(self, consumer: Consumer) -> bool:
+        """Pull and work once; False: this life is over."""
+        asked_at = time.monotonic()
+        messages = consumer.pull(self.draw.randint(1, 20), wait_ms=200)
+        for message in messages:
+            self.story.delivered(message, asked_at)
+        spoilt: set[Any] = set()
+        for message in messages:
+            group = self.story.group(message)
+            if group is not None and group in spoilt:
+                continue  # it comes again, after the one that failed
+            chance = self.draw.random() if not self.steady.is_set() else 1.0
+            if chance < 0.02:
+                return False  # dies with messages in hand
+            if chance < 0.04:
+                consumer.ok("leave", consumer=consumer.name)
+                return False
+            if chance < 0.09:
+                consumer.nack([message])
+                spoilt.add(group)
+            elif consumer.ack([message])["acked"]:
+                self.story.done(message)
+            else:
+                spoilt.add(group)
+        return True
+
+
+def test_churn_and_kills(tmp_path: Path) -> None:
+    """Twelve consumers of four types, dying at random; the worker is killed five times."""
+    manifests = [
+        topic_manifest("shop/all", {"partitions": 3, "writer": {"flushInterval": "200ms"}})
+    ]
+    manifests += [
+        subscription_manifest(f"shop/{kind.lower()}", "all", type=kind, **FAST) for kind in TYPES
+    ]
+    draw = random.Random(SEED)
+    steady = threading.Event()
+    stored: set[tuple[int, int]] = set()
+    with Worker(tmp_path / "w", manifests) as worker:
+        stories = [Story(kind) for kind in TYPES]
+        lives = [
+            Life(story, worker.address, 10 * number + i, steady)
+            for number, story in enumerate(stories)
+            for i in range(3)
+        ]
+        for life in lives:
+            life.start()
+        for number in range(60):
+            messages = [
+                {"key": f"k{draw.randint(0, 9)}", "value": f"{number}-{i}"} for i in range(8)
+            ]
+            stored |= _produce(worker, messages, f"batch-{number}")
+            if number % 12 == 11:
+                worker.kill(Victim.EDGE)
+        steady.set()
+        wait_until(
+            lambda: all(stored <= story.acked.keys() for story in stories),
+            60,
+            f"every message of {len(stored)} to be acknowledged: "
+            f"{[(s.kind, len(s.acked)) for s in stories]}",
+        )
+        for life in lives:
+            life.over.set()
+        for life in lives:
+            life.join(10)
+        for story in stories:
+            assert not story.faults, story.faults[:3]
+            for group, offsets in story.order.items():
+                assert offsets == sorted(set(offsets)), f"G4: {story.kind} {group} out of order"
+        for kind in TYPES:
+            consumer = Consumer(worker.address, "shop/all", kind.lower(), "last")
+            assert consumer.status()["lag"] == 0, kind
+
+
+def _produce(worker: Worker, messages: list[dict[str, str]], name: str) -> set[tuple[int, int]]:
+    """Store a batch exactly once, whatever happens meanwhile."""
+    deadline = time.monotonic() + 60
+    headers = {"Content-Type": "application/json", "Tidewater-Producer": name,
+               "Tidewater-Sequence": "1"}  # fmt: skip
+    while True:
+        try:
+            answer = web.request(
+                worker.address, "POST", "/v1/shop/all/messages",
+                json.dumps({"messages": messages}), headers,
+            )  # fmt: skip
+        except OSError:
+            answer = None
+        if answer is not None and answer.status == 200:
+            return {
+                (ack["partition"], ack["offset"] + i)
+                for ack in answer.json()["acks"]
+                for i in range(ack["count"])
+            }
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
