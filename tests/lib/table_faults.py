@@ -5,6 +5,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
@@ -12,6 +13,8 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, Unauth
 from pyiceberg.table import CommitTableResponse, Table
 
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker.table.files import FileSet, plan_files
+from tidewater_worker.table.history import conform
 
 
 class Fault(StrEnum):
@@ -55,6 +58,8 @@ class FaultyCatalog:
         self.gone = False
         """The table was dropped or replaced by the script."""
         self.commits = 0
+        self.met: set[Fault] = set()
+        """Faults that came to pass, of those that let the commit through."""
         self.interloper: Callable[[], None] | None = None
         self._late: list[Callable[[], object]] = []
         self._forget = False
@@ -84,6 +89,7 @@ class FaultyCatalog:
         if fault in (Fault.LOST, Fault.LATE, Fault.UNREACHABLE):
             raise TimeoutError("no answer")
         self._prepare(fault, table)
+        self.met.add(fault)
         answer = apply()
         if fault is Fault.LANDED:
             raise TimeoutError("no answer")
@@ -134,7 +140,17 @@ class FaultyCatalog:
 def compact(table: Table) -> None:
     """Rewrite a table as another engine might: fewer files, rows in another order."""
     rows = table.scan().to_arrow()
-    if rows.num_rows == 0:
-        return
-    shuffled = rows.sort_by([("tw_offset", "descending"), ("tw_partition", "ascending")])
-    table.overwrite(pa.Table.from_batches(shuffled.to_batches(), schema=rows.schema))
+    if rows.num_rows:
+        rewrite(table, rows.sort_by([("tw_offset", "descending"), ("tw_partition", "ascending")]))
+
+
+def rewrite(table: Table, rows: pa.Table) -> None:
+    """Replace all rows of a table."""
+    plan = plan_files(table)
+    files = FileSet(plan, uuid4(), 1 << 30)
+    files.add(-1, conform(rows, {name: name for name in rows.column_names}, plan.shape.arrow), 1)
+    with table.transaction() as change, change.update_snapshot().overwrite() as overwrite:
+        for task in table.scan().plan_files():
+            overwrite.delete_data_file(task.file)
+        for file in files.finish():
+            overwrite.append_data_file(file)
