@@ -188,7 +188,7 @@ def check_rounds(rounds: list[tuple[Event, tuple[int, ...], list[Fault], int]]) 
         w.check()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[TOO_SLOW])
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[TOO_SLOW])
 @given(rounds=ROUNDS)
 @pytest.mark.timeout(300)
 def test_every_row_lands_once_whatever_fails(

@@ -272,7 +272,8 @@ class TopicRun:
         return self._clock.monotonic()
 
     def _identity(self) -> Identity:
-        return Identity(str(self.where.topic), self.where.uuid, bound_table(self.where))
+        bound = self._table_uuid or bound_table(self.where)
+        return Identity(str(self.where.topic), self.where.uuid, bound)
 
     def _get_committer(self) -> Committer:
         if self._committer is None:
