@@ -48,10 +48,9 @@ class Cluster:
         return {p["partition"]: p["owner"] for p in found.json()["partitions"]}
 
     def describe(self, number: int, via: str = "a") -> dict[str, Any]:
-        described: dict[str, Any] = (
-            self.workers[via].get(f"/v1/{TOPIC}").json()["partitions"][number]
-        )
-        return described
+        answer = self.workers[via].get(f"/v1/{TOPIC}")
+        found: dict[str, Any] = answer.json()["partitions"][number]
+        return found
 
     def move(self, number: int, to: str, via: str = "a") -> None:
         path = f"/v1/{TOPIC}/partitions/{number}/move"

@@ -18,6 +18,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound, Overloaded, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker.cluster.forwarding import Forwarding
 from tidewater_worker.cluster.owning import Owning
 from tidewater_worker.coordination.port import Coordination, RegisteredTopic
 from tidewater_worker.link.client import TableLink
@@ -55,6 +56,7 @@ class Node:
         self.disk_is_low = False
         self.link = TableLink(settings.run_dir / "table.sock", self._assignments, self._on_state)
         self.owning = Owning(self, coordination, ids or SystemIds())
+        self.forwarding = Forwarding(settings.worker_id, self.link, self.spawn)
         self.topics_changed = False
         """Whether the table process has to hear of another topic or spec."""
         self._coordination = coordination
@@ -89,6 +91,7 @@ class Node:
         self.tell_durable()
         await asyncio.sleep(0)
         await self.link.close()
+        await self.forwarding.close()
         self._pool.close()
         await self._coordination.close()
 

@@ -26,6 +26,8 @@ from tidewater_core.errors import (
 )
 from tidewater_worker.coordination.port import Ownership
 from tidewater_worker.log.appender import Appender
+from tidewater_worker.log.recover import Segment
+from tidewater_worker.log.tail import Tail
 from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase
 
 FRONTIER_WAIT_S: Final = 5.0
@@ -48,6 +50,20 @@ class DirectoryLock:
     def release(self) -> None:
         """Let the next process in."""
         os.close(self._fd)
+
+
+class TableEnd:
+    """Stands for the log of a partition that is elsewhere: there is only its table."""
+
+    def __init__(self, end: int) -> None:
+        self.start = self.end = self.durable_end = end
+        self.tail = Tail(end, 0)
+        self.segments: list[Segment] = []
+
+    async def wait_past(self, offset: int, timeout_s: float) -> bool:
+        """Wait in vain: nothing comes while the owner is away."""
+        await asyncio.sleep(timeout_s)
+        return self.end > offset
 
 
 @dataclass(slots=True)
@@ -75,6 +91,8 @@ class Partition:
     """Everything up to here is in the table and it is about to be let go."""
     is_busy: bool = False
     """It is being opened or drained."""
+    table_end: TableEnd | None = None
+    """Set in a view of a partition whose owner is away."""
     retry_at: float = 0.0
     """When to try again to open it."""
 
@@ -108,6 +126,8 @@ class Partition:
 
     def readable(self) -> Appender:
         """Return the appender for reading; a partition that stopped can still be read."""
+        if self.table_end is not None:
+            return self.table_end  # type: ignore[return-value]  # as far as readers look
         if self.appender is None:
             raise self.refusal or Retryable(
                 "PartitionOpening", f"{self.topic} partition {self.number} is opening", 200

@@ -104,6 +104,9 @@ class TableEngine(Protocol):
     def frontier_at(self, topic: str, snapshot_id: int | None, tag: str | None) -> dict[int, int]:
         """Return each partition's frontier in a snapshot, named by its id or tag."""
 
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the first kept offset and the frontier of each partition in the table now."""
+
     def stats(self, topic: str) -> dict[str, Any]:
         """Table health from metadata."""
 

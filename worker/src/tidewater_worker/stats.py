@@ -36,11 +36,37 @@ def summary(topic: Topic) -> dict[str, Any]:
     }
 
 
+def _elsewhere(partition: Partition) -> dict[str, Any]:
+    """Describe a partition of another worker by what the registry says."""
+    owner = partition.owner
+    found: dict[str, Any] = {
+        "partition": partition.number,
+        "owner": owner.worker_id if owner is not None else None,
+        "url": partition.remote_url,
+        "epoch": owner.epoch if owner is not None else 0,
+        "state": "elsewhere" if partition.remote_url else "away",
+    }
+    if not partition.remote_url and partition.refusal is not None:
+        found |= {"reason": partition.refusal.reason, "message": partition.refusal.message}
+    return found | _gap(partition)
+
+
+def _gap(partition: Partition) -> dict[str, Any]:
+    owner = partition.owner
+    if owner is None or owner.gap is None:
+        return {}
+    gap = owner.gap
+    return {"gap": {"start": gap.start, "end": gap.end, "reason": gap.reason}}
+
+
 def _partition(node: Node, partition: Partition) -> dict[str, Any]:
+    if partition.is_elsewhere:
+        return _elsewhere(partition)
     table = partition.table
     found: dict[str, Any] = {
         "partition": partition.number,
         "owner": node.settings.worker_id,
+        "url": node.owning.me.url,
         "epoch": partition.epoch,
         "state": str(table.state),
         "frontier": table.next,
@@ -58,7 +84,7 @@ def _partition(node: Node, partition: Partition) -> dict[str, Any]:
             "durable_end": appender.durable_end,
             "lag": max(appender.end - table.next, 0),
         }
-    return found
+    return found | _gap(partition)
 
 
 def metadata(node: Node, topic: Topic) -> dict[str, Any]:

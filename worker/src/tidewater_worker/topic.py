@@ -37,6 +37,8 @@ class Topic:
     partitions: dict[int, Partition]
     state: TopicState | None = None
     counters: Counter[str] = field(default_factory=Counter)
+    is_spread: bool = False
+    """Some of its partitions are not this worker's."""
     _sticky: int = 0
     _sticky_bytes: int = 0
 
@@ -65,6 +67,10 @@ class Topic:
             )
         return found
 
+    def is_elsewhere(self, number: int) -> bool:
+        """Tell whether a partition is not this worker's."""
+        return self.is_spread and self.partition(number).is_elsewhere
+
     def unkeyed_partition(self, nbytes: int) -> int:
         """Choose for messages without a key: the same for a while, then the next that is open."""
         count = self.spec.partitions
@@ -79,6 +85,11 @@ class Topic:
                 continue
             self._sticky = number
             return number
+        for step in range(count):
+            number = (self._sticky + step) % count
+            if self.partitions[number].remote_url:
+                self._sticky = number
+                return number
         return self._sticky
 
     def route(

@@ -26,6 +26,8 @@ class Drained(msgspec.Struct, frozen=True):
     """The offset after the log's last message."""
     epoch: int
     """The epoch that drained it."""
+    last_time_us: int = 0
+    """The time of its last message."""
 
 
 def volume_id(log_root: Path, ids: IdSource) -> str:

@@ -54,8 +54,10 @@ class Worker:
     """pyiceberg's properties; None: the embedded SQLite catalog and file warehouse."""
     limits: Limits | None = None
     log_root: Path | None = None
-    coordination: Path | None = None
-    """Shared by workers that compete for a partition; None: one of its own."""
+    coordination: Path | str | None = None
+    """Shared by workers that know of each other: a file, or etcd's addresses; None: one of its
+    own."""
+    session_ttl: str = "10s"
     worker_id: str = "worker-0"
     shutdown_deadline: str = "30s"
     command_prefix: tuple[str, ...] = ()
@@ -76,6 +78,7 @@ class Worker:
             catalog=base.catalog
             if self.catalog is None
             else CatalogSettings(properties=dict(self.catalog)),
+            session_ttl=type(base.session_ttl)(self.session_ttl),
             shutdown_deadline=type(base.shutdown_deadline)(self.shutdown_deadline),
             limits=self.limits or Limits(),
         )

@@ -10,12 +10,13 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Invalid, TidewaterError, TooLarge
+from tidewater_core.errors import Invalid, OutcomeUnknown, TidewaterError, TooLarge
 from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.errors import error_body
 from tidewater_worker.log.group import Rows, Submission
 from tidewater_worker.log.producers import Duplicate, Request, Stored
 from tidewater_worker.node import Node
+from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Payload, Topic
 
 PRODUCER_HEADER: Final = b"tidewater-producer"
@@ -51,6 +52,9 @@ class Answer:
             self.acks[partition] = result
         self.left -= 1
         if self.left == 0:
+            if self.error is not None and self.acks:
+                said = f"{sorted(self.acks)} are stored, but: {self.error}"
+                self.error = OutcomeUnknown("PartlyStored", f"partitions {said}", 500)
             self.respond(self)
 
 
@@ -138,8 +142,12 @@ class Producing:
         """Give decoded messages to the log, whole or not at all; `done` is called once, later."""
         nbytes = _payload_bytes(payload)
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
-        appenders = [topic.partition(number).ready() for number, _ in parts]
         answer = Answer(len(parts), done)
+        away: list[tuple[Partition, Payload]] = []
+        if topic.is_spread:
+            away = [(topic.partition(n), part) for n, part in parts if topic.is_elsewhere(n)]
+            parts = [(n, part) for n, part in parts if not topic.is_elsewhere(n)]
+        appenders = [topic.partition(number).ready() for number, _ in parts]
         submissions = []
         for (number, part), appender in zip(parts, appenders, strict=True):
             submission = Submission(
@@ -151,6 +159,11 @@ class Producing:
             # All are asked before the first one takes its share: whole or not at all.
             appender.check(submission)
             submissions.append((appender, submission))
+        for partition, part in away:
+            self._node.forwarding.produce(
+                topic, partition, part, request,
+                lambda result, number=partition.number: answer.one(number, result),  # type: ignore[misc]
+            )  # fmt: skip
         for appender, submission in submissions:
             appender.offer(submission)
         counters = topic.counters
@@ -183,7 +196,17 @@ class Producing:
 
     async def in_table(self, topic: Topic, answer: Answer, timeout_ms: int) -> int | None:
         """Wait until stored messages are in the table; return the snapshot that has them."""
-        upto = {number: stored.offset + stored.count for number, stored in answer.acks.items()}
+        upto = {
+            number: stored.offset + stored.count
+            for number, stored in answer.acks.items()
+            if not topic.is_elsewhere(number)
+        }
+        snapshot = None
+        if len(upto) < len(answer.acks):
+            others = await self._node.forwarding.flush(topic, timeout_ms / 1000)
+            snapshot = max(others, key=lambda other: sum(other["frontier"].values()))["snapshot_id"]
+        if not upto:
+            return snapshot
         await self._node.wait_committed(topic, upto, timeout_ms / 1000)
         return topic.state.snapshot_id if topic.state else None
 

@@ -21,6 +21,7 @@ from tidewater_worker import stats
 from tidewater_worker.api import decode, encode
 from tidewater_worker.api.errors import error_body, retry_after_seconds
 from tidewater_worker.api.produce import Producing
+from tidewater_worker.cluster.forwarding import FORWARDED
 from tidewater_worker.metrics import render
 from tidewater_worker.node import Node
 from tidewater_worker.reading import PartitionReader, position
@@ -32,6 +33,7 @@ STREAM_ROWS_DEFAULT: Final = 1_000_000
 SLICE_ROWS: Final = 250
 TIMESTAMP_DIGITS_MAX: Final = 15
 JSON_TYPE: Final = "application/json"
+FORWARD_S: Final = 30.0
 
 
 log = logging.getLogger(__name__)
@@ -131,9 +133,14 @@ def _add_topics(app: FastAPI, node: Node) -> None:
         return _json({"topics": [stats.summary(topic) for topic in node.topics.values()]})
 
     @app.get("/v1/{namespace}/{name}")
-    async def topic(namespace: str, name: str) -> Response:
+    async def topic(request: Request, namespace: str, name: str) -> Response:
         """Return a topic's metadata: partitions, owners, offsets, frontier."""
-        return _json(stats.metadata(node, node.topic(namespace, name)))
+        found = node.topic(namespace, name)
+        answer = stats.metadata(node, found)
+        if found.is_spread and not is_forwarded(request):
+            others = await node.forwarding.describe(found)
+            answer["partitions"] = [others.get(p["partition"], p) for p in answer["partitions"]]
+        return _json(answer)
 
     @app.get("/v1/{namespace}/{name}/stats")
     async def topic_stats(namespace: str, name: str) -> Response:
@@ -141,19 +148,39 @@ def _add_topics(app: FastAPI, node: Node) -> None:
         return _json(await stats.full(node, node.topic(namespace, name)))
 
     @app.post("/v1/{namespace}/{name}/flush")
-    async def flush(namespace: str, name: str, timeout_ms: int = Query(30_000, ge=1)) -> Response:
+    async def flush(
+        request: Request, namespace: str, name: str, timeout_ms: int = Query(30_000, ge=1)
+    ) -> Response:
         """Make everything acknowledged so far visible in the table."""
         topic = node.topic(namespace, name)
         bounded = min(timeout_ms, node.settings.limits.flush_wait_max.ms)
-        return _json(await _flush(node, topic, bounded / 1000))
+        others = []
+        if topic.is_spread and not is_forwarded(request):
+            others = await node.forwarding.flush(topic, bounded / 1000)
+        answers = [await _flush(node, topic, bounded / 1000), *others]
+        last = max(answers, key=lambda answer: sum(answer["frontier"].values()))
+        frontier: dict[str, int] = {}
+        for answer in answers:
+            for number, end in answer["frontier"].items():
+                frontier[number] = max(end, frontier.get(number, 0))
+        return _json({"snapshot_id": last["snapshot_id"], "frontier": frontier})
+
+
+def is_forwarded(request: Request) -> bool:
+    """Tell whether another worker passed the request on: it is not passed on again."""
+    return FORWARDED.decode() in request.headers
 
 
 async def _flush(node: Node, topic: Topic, timeout_s: float) -> dict[str, Any]:
     upto = {}
     for number, partition in topic.partitions.items():
+        if partition.is_elsewhere:
+            continue
         appender = partition.readable()
         await appender.make_durable()
         upto[number] = appender.durable_end
+    if not upto:
+        return {"snapshot_id": None, "frontier": {}}
     node.tell_durable()
     result = await node.link.flush(str(topic.name), upto, timeout_s)
     frontier = {str(number): end for number, end in result.frontier.items()}
@@ -177,6 +204,10 @@ def _add_reading(app: FastAPI, node: Node) -> None:
             raise Invalid("InvalidParameter", "give offset or timestamp, not both")
         topic = node.topic(namespace, name)
         owned = topic.partition(partition)
+        if owned.is_elsewhere:
+            if owned.remote_url and not is_forwarded(request):
+                return await _proxied(node, owned.remote_url, request, wait_ms / 1000)
+            owned = await node.forwarding.table_only(owned, offset)
         begin = await position(node, topic, owned, offset, timestamp_us(timestamp))
         if wait_ms:
             bounded = min(wait_ms, node.settings.limits.wait_max.ms)
@@ -192,6 +223,21 @@ def _add_reading(app: FastAPI, node: Node) -> None:
             return StreamingResponse(await _begun(body), media_type=decode.NDJSON)
         rows = min(limit or READ_ROWS_DEFAULT, node.settings.limits.read_rows_max)
         return await _json_body(reader, rows, node.settings.limits.read_bytes_max)
+
+
+async def _proxied(node: Node, url: str, request: Request, wait_s: float) -> Response:
+    """Pass a read on to the partition's owner and its answer back, as it comes."""
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    headers = [(bytes(name), bytes(value)) for name, value in request.scope["headers"]]
+    reply = await node.forwarding.proxy(
+        url, request.method, target, headers, b"", wait_s + FORWARD_S
+    )
+    kept = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in reply.headers
+        if name in (b"content-type", b"retry-after")
+    }
+    return StreamingResponse(reply.chunks(), reply.status, kept)
 
 
 async def _begun(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -9,22 +9,19 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from tidewater_core.clock import IdSource
 from tidewater_core.errors import Corrupt, Fenced, Retryable, TidewaterError
 from tidewater_core.names import log_path
+from tidewater_worker.cluster.handover import Handover, discard, leave, receive, resume
 from tidewater_worker.cluster.plan import Action, decide
 from tidewater_worker.coordination.port import Coordination, Ownership, Registry, WorkerInfo
 from tidewater_worker.coordination.rules import is_of
 from tidewater_worker.log.recover import Recovered, recover
 from tidewater_worker.partition import DirectoryLock, Partition
 from tidewater_worker.topic import Topic
-from tidewater_worker.volume import (
-    Drained,
-    clear_drained,
-    read_drained,
-    volume_id,
-    write_drained,
-)
+from tidewater_worker.volume import Drained, clear_drained, read_drained, volume_id
 
 if TYPE_CHECKING:
     from tidewater_worker.node import Node
@@ -86,6 +83,8 @@ class Owning:
             for partition in topic.partitions.values():
                 work.append(self._tend(topic, partition))
         changed = await asyncio.gather(*work)
+        for topic in self._node.topics.values():
+            topic.is_spread = any(part.is_elsewhere for part in topic.partitions.values())
         if any(changed) or self._node.topics_changed:
             self._node.topics_changed = False
             self._node.link.assign()
@@ -170,12 +169,15 @@ class Owning:
         directory = log_path(node.settings.log_root, topic.name, number)
         partition.lock = DirectoryLock(directory)
         recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
-        self._refuse_stale(partition, partition.owner, recovered)
+        await self._refuse_stale(partition, partition.owner, recovered)
         grant = await self._coordination.acquire(partition.topic, number)
+        previous = grant.previous
         try:
-            self._refuse_stale(partition, grant.previous, recovered)
-        except Fenced:
-            drained_at = None if grant.previous is None else grant.previous.drained_at
+            await self._refuse_stale(partition, previous, recovered)
+            recovered = await self._come_after(partition, previous, recovered)
+        except TidewaterError:
+            # As it was: another one may be luckier.
+            drained_at = None if previous is None else previous.drained_at
             await self._coordination.release(partition.topic, number, grant.epoch, drained_at)
             raise
         await asyncio.to_thread(clear_drained, directory)
@@ -192,7 +194,7 @@ class Owning:
     def _may_append(self, partition: Partition) -> "_MayAppend":
         return _MayAppend(self._node.clock.monotonic, self._coordination, partition)
 
-    def _refuse_stale(
+    async def _refuse_stale(
         self, partition: Partition, owner: Ownership | None, recovered: Recovered
     ) -> None:
         """Refuse to go on with messages of a partition that another volume has had since (G5).
@@ -203,14 +205,42 @@ class Owning:
         if not recovered.segments or owner is None or is_of(owner, self.me):
             return
         drained = read_drained(partition.directory)
-        if drained is not None and drained.end == recovered.next_offset:
-            return
-        raise Fenced(
-            "LogStale",
-            f"worker {owner.worker_id!r} has taken this partition since; the messages in "
-            f"this log from offset {recovered.segments[0].base_offset} to "
-            f"{recovered.next_offset} were kept",
-        )
+        if drained is None or drained.end != recovered.next_offset:
+            raise Fenced(
+                "LogStale",
+                f"worker {owner.worker_id!r} has taken this partition since; the messages in "
+                f"this log from offset {recovered.segments[0].base_offset} to "
+                f"{recovered.next_offset} were kept",
+            )
+        bounds = await self._node.link.bounds(partition.topic)
+        _, frontier = bounds.get(partition.number, (0, 0))
+        if frontier < drained.end:
+            raise Corrupt(
+                "FrontierMovedBack",
+                f"the log was drained at {drained.end}, but the table stands at {frontier}; the "
+                "messages were kept",
+            )
+
+    async def _come_after(
+        self, partition: Partition, previous: Ownership | None, recovered: Recovered
+    ) -> Recovered:
+        """Go on after another volume's owner: from the table, with what that one left."""
+        directory = partition.directory
+        if previous is None or is_of(previous, self.me):
+            return await asyncio.to_thread(resume, directory, recovered)
+        await asyncio.to_thread(discard, directory, recovered)
+        last = self.registry.workers.get(previous.worker_id)
+        if last is None:
+            log.warning(
+                "%s partition %s: worker %s, which drained it, is away: re-sent requests from "
+                "before are not known here",
+                partition.topic, partition.number, previous.worker_id,
+            )  # fmt: skip
+            return Recovered()
+        target = f"/v1/{partition.topic}/partitions/{partition.number}/handover"
+        answer = await self._node.forwarding.call(last.url, "GET", target)
+        handover = msgspec.convert(answer, Handover)
+        return await asyncio.to_thread(receive, directory, handover)
 
     # ---- letting go
 
@@ -230,14 +260,14 @@ class Owning:
             drained = partition.drained or await self._flush_out(topic, partition)
             partition.drained = drained
             self._node.link.assign()  # the table process is done with it
-            await asyncio.to_thread(
-                write_drained, partition.directory, Drained(drained, partition.epoch)
-            )
+            appender = partition.readable()
+            note = Drained(drained, partition.epoch, appender.last_time_us)
+            await asyncio.to_thread(leave, partition.directory, note, appender.producers)
             await self._coordination.release(
                 partition.topic, partition.number, partition.epoch, drained
             )
             await partition.close(_refusal(partition, partition.owner))
-            partition.is_elsewhere = True
+            partition.is_elsewhere = topic.is_spread = True
             log.info("%s partition %s: drained at %s", topic.name, partition.number, drained)
         except (TidewaterError, OSError) as error:
             log.warning("%s partition %s is not drained: %s", topic.name, partition.number, error)

@@ -88,6 +88,11 @@ class TableLink:
         )  # fmt: skip
         return result
 
+    async def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the first kept offset and the frontier of each partition in the table now."""
+        result: dict[str, list[int]] = await self._call({"op": "bounds", "topic": topic})
+        return {int(partition): (start, end) for partition, (start, end) in result.items()}
+
     async def frontier_at(
         self, topic: str, snapshot_id: int | None, tag: str | None
     ) -> dict[int, int]:

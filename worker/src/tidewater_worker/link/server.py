@@ -119,6 +119,8 @@ class _Connection:
                         message["topic"], message["partition"], message["timestamp_us"]
                     )
                 }
+            case "bounds":
+                return {"result": engine.bounds(message["topic"])}
             case "frontier_at":
                 ends = engine.frontier_at(message["topic"], message["snapshot_id"], message["tag"])
                 return {"result": ends}

@@ -403,6 +403,11 @@ class Appender:
         self.options = options
 
     @property
+    def last_time_us(self) -> int:
+        """Return the time of the last message; the next has none before it."""
+        return self._last_time_us
+
+    @property
     def start(self) -> int:
         """Return the first offset still in the log."""
         return self.segments[0].base_offset if self.segments else self.end

@@ -8,12 +8,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidewater_core.clock import Clock, IdSource
+from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound
+from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.ports import FlushResult, TopicAssignment, TopicState
 from tidewater_worker.table.catalog import TableCatalog, open_catalog
 from tidewater_worker.table.flushing import flush_result, flush_timeout
 from tidewater_worker.table.health import table_health
+from tidewater_worker.table.history import HistoryReader
+from tidewater_worker.table.opening import TopicTable
 from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.scheduler import Scheduler
 from tidewater_worker.table.snapshots import frontier_at
@@ -46,12 +50,15 @@ class TableService:
         self._catalog_lock = threading.Lock()
         self._lock = threading.Lock()
         self._topics: dict[str, TopicRun] = {}
+        self._others: dict[str, TopicAssignment] = {}
         self._index = RangeIndex()
         self._scheduler = Scheduler(THREADS, clock, "table")
 
     def assign(self, topics: list[TopicAssignment]) -> None:
         """Take the full set of topics owned now."""
         wanted = {assignment.topic: assignment for assignment in topics if assignment.partitions}
+        # History is readable everywhere: topics that others own are read, never written.
+        self._others = {a.topic: a for a in topics if not a.partitions}
         with self._lock:
             for name in [name for name in self._topics if name not in wanted]:
                 self._scheduler.forget(self._topics.pop(name))
@@ -99,20 +106,45 @@ class TableService:
         self, topic: str, partition: int, start: int, end: int, max_rows: int
     ) -> Iterator[pa.RecordBatch]:
         """Read [start, end) from the table in offset order, contiguous, at most `max_rows`."""
-        return self._find(topic).reader.read(partition, start, end, max_rows)
+        return self._reader(topic).read(partition, start, end, max_rows)
 
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """Return the first offset in the table whose time is not before `timestamp_us`."""
-        return self._find(topic).reader.offset_at(partition, timestamp_us)
+        return self._reader(topic).offset_at(partition, timestamp_us)
 
     def frontier_at(self, topic: str, snapshot_id: int | None, tag: str | None) -> dict[int, int]:
         """Return each partition's frontier in a snapshot, named by its id or tag."""
-        return frontier_at(self._find(topic).reader.view(), snapshot_id, tag)
+        return frontier_at(self._reader(topic).view(), snapshot_id, tag)
 
     def stats(self, topic: str) -> dict[str, Any]:
         """Return table health from metadata, and what has happened since the process began."""
-        run = self._find(topic)
-        return {**table_health(run.reader.view()), **run.counters()}
+        run = self._topics.get(topic)
+        counters = {} if run is None else run.counters()
+        return {**table_health(self._reader(topic).view()), **counters}
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the first kept offset and the frontier of each partition in the table now."""
+        view = self._reader(topic).view(newest=True)
+        return {n: (view.starts.get(n, 0), found.next) for n, found in view.frontiers.items()}
+
+    def _reader(self, topic: str) -> HistoryReader:
+        run = self._topics.get(topic)
+        if run is not None:
+            return run.reader
+        other = self._others.get(topic)
+        if other is None:
+            raise NotFound("UnknownTopic", f"{topic} is not on this worker")
+        name = TopicName.parse(topic)
+        where = TopicTable(
+            name,
+            other.uuid,
+            TopicSpec.from_json(other.spec),
+            log_path(self._settings.log_root, name, 0).parent,
+        )
+        # Nobody here expires its snapshots, so there is nothing to pin against.
+        return HistoryReader(
+            lambda: where, self.catalog, lambda: None, lambda _snapshot, _count: None, self._index
+        )
 
     def states(self) -> list[TopicState]:
         """Return the state of every topic."""

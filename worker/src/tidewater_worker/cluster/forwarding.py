@@ -1,0 +1,194 @@
+"""Requests for what another worker has: any worker answers any request.
+
+A forwarded request says so, and is never forwarded again: the one that gets it owns the partition
+or refuses, and the caller asks again when the registry has moved on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from tidewater_core.errors import OutcomeUnknown, Retryable, TidewaterError
+from tidewater_worker.cluster.http import Peers, RawHeaders, Reply
+from tidewater_worker.log.group import Rows
+from tidewater_worker.log.producers import Duplicate, Request, Stored
+from tidewater_worker.partition import Partition, TableEnd
+from tidewater_worker.ports import PartitionState, Phase
+from tidewater_worker.schema import HEADERS_TYPE
+from tidewater_worker.topic import Payload, Topic
+
+FORWARDED: Final = b"tidewater-forwarded"
+"""Names the worker that forwarded a request."""
+ARROW: Final = b"application/vnd.apache.arrow.stream"
+PRODUCE_S: Final = 30.0
+DESCRIBE_S: Final = 2.0
+_HOP: Final = frozenset(
+    {b"host", b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"expect"}
+)
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+log = logging.getLogger(__name__)
+
+
+class Forwarding:
+    """Asks the owners of partitions that are elsewhere."""
+
+    def __init__(self, worker_id: str, link: Any, spawn: Spawn) -> None:
+        self.peers = Peers()
+        self._mark = (FORWARDED, worker_id.encode())
+        self._link, self._spawn = link, spawn
+        self._turns: dict[tuple[str, int], asyncio.Lock] = {}
+        """One request at a time per partition: what came first is stored first."""
+
+    async def call(
+        self, url: str, method: str, target: str, body: bytes = b"", timeout_s: float = PRODUCE_S
+    ) -> Any:
+        """Call another worker's API with JSON; return the decoded answer or raise its error."""
+        headers = [self._mark, (b"content-type", b"application/json")]
+        reply = await self.peers.request(url, method, target, headers, body, timeout_s)
+        data = await reply.read()
+        if reply.status >= 400:
+            raise _error(reply.status, data)
+        return msgspec.json.decode(data) if data else None
+
+    async def proxy(
+        self, url: str, method: str, target: str, headers: RawHeaders, body: bytes, timeout_s: float
+    ) -> Reply:
+        """Pass a request on as it is; the answer's body may be streamed."""
+        kept = [(name, value) for name, value in headers if name not in _HOP]
+        return await self.peers.request(url, method, target, [*kept, self._mark], body, timeout_s)
+
+    # ---- producing
+
+    def produce(
+        self,
+        topic: Topic,
+        partition: Partition,
+        payload: Payload,
+        request: Request | None,
+        done: Callable[[Stored | TidewaterError], None],
+    ) -> None:
+        """Have messages stored by their partition's owner; `done` is called once, later."""
+        if not partition.remote_url:
+            partition.ready()  # raises why not
+        self._spawn(self._produce(topic, partition, payload, request, done))
+
+    async def _produce(
+        self,
+        topic: Topic,
+        partition: Partition,
+        payload: Payload,
+        request: Request | None,
+        done: Callable[[Stored | TidewaterError], None],
+    ) -> None:
+        headers = [self._mark, (b"content-type", ARROW)]
+        if request is not None:
+            headers.append((b"tidewater-producer", request.producer.encode("latin-1")))
+            headers.append((b"tidewater-sequence", b"%d" % request.sequence))
+        target = f"/v1/{topic.name}/messages?partition={partition.number}"
+        turn = self._turns.setdefault((partition.topic, partition.number), asyncio.Lock())
+        try:
+            async with turn:
+                if not partition.remote_url:
+                    partition.ready()
+                    raise Retryable("PartitionMoving", f"{topic.name} is moving here", 100)
+                reply = await self.peers.request(
+                    partition.remote_url, "POST", target, headers, _encode(payload), PRODUCE_S
+                )
+                data = await reply.read()
+            if reply.status != 200:
+                raise _error(reply.status, data)
+            (ack,) = msgspec.json.decode(data)["acks"]
+        except TidewaterError as error:
+            done(error)
+        except asyncio.CancelledError:
+            done(OutcomeUnknown("ShuttingDown", "this worker is shutting down", 500))
+            raise
+        else:
+            kind = Duplicate if ack.get("duplicate") else Stored
+            done(kind(ack["offset"], ack["count"]))
+
+    # ---- reading and metadata
+
+    async def table_only(self, partition: Partition, offset: int | None) -> Partition:
+        """Return a partition whose owner is away as far as the table has it."""
+        bounds = await self._link.bounds(partition.topic)
+        start, end = bounds.get(partition.number, (0, 0))
+        if offset is not None and offset > end:
+            partition.ready()  # not ours: raises who has it
+        return Partition(
+            partition.topic, partition.number, partition.directory, partition.epoch,
+            table=PartitionState(end, start, state=Phase.RUNNING), refusal=partition.refusal,
+            table_end=TableEnd(end), owner=partition.owner, is_elsewhere=True,
+        )  # fmt: skip
+
+    async def flush(self, topic: Topic, timeout_s: float) -> list[dict[str, Any]]:
+        """Have all other owners of a topic's partitions flush; return their answers."""
+        target = f"/v1/{topic.name}/flush?timeout_ms={int(timeout_s * 1000)}"
+        calls = [
+            self.call(url, "POST", target, timeout_s=timeout_s + DESCRIBE_S)
+            for url in self._urls(topic)
+        ]
+        return list(await asyncio.gather(*calls))
+
+    def _urls(self, topic: Topic) -> list[str]:
+        """Return the other owners of a topic; raise if one of its partitions has none."""
+        urls = set()
+        for partition in topic.partitions.values():
+            if partition.is_elsewhere:
+                if not partition.remote_url:
+                    partition.ready()
+                urls.add(partition.remote_url)
+        return sorted(urls)
+
+    async def describe(self, topic: Topic) -> dict[int, dict[str, Any]]:
+        """Return what other owners tell of their partitions; those away are not in it."""
+        urls = {p.remote_url for p in topic.partitions.values()} - {""}
+        calls = [self.call(url, "GET", f"/v1/{topic.name}", timeout_s=DESCRIBE_S) for url in urls]
+        found: dict[int, dict[str, Any]] = {}
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, TidewaterError):
+                log.warning("%s: an owner does not describe it: %s", topic.name, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                for one in answer["partitions"]:
+                    if one.get("state") not in ("elsewhere", "away"):
+                        found[one["partition"]] = one
+        return found
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self.peers.close()
+
+
+def _error(status: int, data: bytes) -> TidewaterError:
+    try:
+        body = msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    return TidewaterError.from_json(body, status)
+
+
+def _encode(payload: Payload) -> bytes:
+    if isinstance(payload, Rows):
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array(payload.keys, pa.binary()),
+                pa.array(payload.headers, HEADERS_TYPE),
+                pa.array(payload.values, pa.binary()),
+            ],
+            names=["tw_key", "tw_headers", "value"],
+        )
+    else:
+        batch = payload
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
