@@ -86,8 +86,8 @@ def test_rows_of_every_type_come_back_in_every_engine(bench: Bench, fields: Fiel
     assert scanned["price"].to_pylist() == [Decimal("12.34"), None]
     (row,) = duck(
         bench,
-        "SELECT yes, small, large, price, day, clock, local, epoch_us(instant), text, id, tags, counts,"
-        " tw_key FROM {table} WHERE tw_offset = 0",
+        "SELECT yes, small, large, price, day, clock, local, epoch_us(instant), text,"
+        " id, tags, counts, tw_key FROM {table} WHERE tw_offset = 0",
     )
     assert row[:6] == (
         True,

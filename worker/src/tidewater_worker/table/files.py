@@ -36,6 +36,8 @@ ROW_GROUP_ROWS_MIN: Final = 10_000
 must not make a thousand row groups."""
 CHUNKS_MAX: Final = 64
 """More chunks than this are joined before encoding: the encoder pays per chunk."""
+OPEN_FILES_MAX: Final = 64
+"""Files of an import that are written at the same time."""
 MEMORY_SHARE: Final = 4
 """Row groups in the making may take this part of the writer's memory: encoding needs the rest."""
 
@@ -81,6 +83,7 @@ class _OpenFile:
     pending_bytes: int = 0
     partition: int = -1
     rows: int = 0
+    total_bytes: int = 0
     sink: Any = None
     writer: pq.ParquetWriter | None = None
 
@@ -88,17 +91,25 @@ class _OpenFile:
 class FileSet:
     """The data files of one commit."""
 
-    def __init__(self, plan: FilePlan, commit_id: UUID, memory_bytes_max: int) -> None:
+    def __init__(
+        self,
+        plan: FilePlan,
+        commit_id: UUID,
+        memory_bytes_max: int,
+        file_bytes_max: int | None = None,
+    ) -> None:
         self._plan = plan
         self._commit_id = commit_id
+        self._file_bytes_max = file_bytes_max
         self._memory_bytes_max = memory_bytes_max // MEMORY_SHARE
         self._row_group_bytes = min(ROW_GROUP_BYTES_MAX, max(1, self._memory_bytes_max))
         self._files: dict[Key, _OpenFile] = {}
+        self._done: list[DataFile] = []
         self._pending_bytes = 0
 
     def __len__(self) -> int:
         """Return the number of files so far."""
-        return len(self._files)
+        return len(self._done) + len(self._files)
 
     def add(self, partition: int, rows: pa.Table, nbytes: int) -> None:
         """Take rows of one topic partition, in offset order; partitions come in order too."""
@@ -109,8 +120,21 @@ class FileSet:
             while self._pending_bytes > self._memory_bytes_max:
                 fullest = max(self._files.values(), key=lambda file: file.pending_bytes)
                 self._write_group(fullest)
+            self._close_some()
         except (OSError, pa.ArrowException) as error:
             raise _warehouse_error(error) from error
+
+    def _close_some(self) -> None:
+        """Complete files that are large enough, and the oldest if too many are open.
+
+        For imports only, which may be of any size: a commit from the log is bounded.
+        """
+        if self._file_bytes_max is None:
+            return
+        for key, file in list(self._files.items()):
+            if file.total_bytes >= self._file_bytes_max or len(self._files) > OPEN_FILES_MAX:
+                self._done.append(self._finish(file))
+                del self._files[key]
 
     def _add(self, key: Key, partition: int, rows: pa.Table, nbytes: int) -> None:
         file = self._files.get(key)
@@ -122,13 +146,14 @@ class FileSet:
         file.pending.append(rows)
         file.pending_rows += rows.num_rows
         file.pending_bytes += nbytes
+        file.total_bytes += nbytes
         file.rows += rows.num_rows
         self._pending_bytes += nbytes
         if file.pending_bytes >= self._row_group_bytes:
             self._write_group(file)
 
     def _open(self, key: Key) -> _OpenFile:
-        name = f"{len(self._files):05d}-{self._commit_id}.parquet"
+        name = f"{len(self):05d}-{self._commit_id}.parquet"
         if key:
             path = self._plan.spec.partition_to_path(Record(*key), self._plan.schema)
             name = f"{path}/{name}"
@@ -156,7 +181,11 @@ class FileSet:
     def finish(self) -> list[DataFile]:
         """Complete the files; they are durable when this returns."""
         try:
-            return [self._finish(file) for file in self._files.values()]
+            while self._files:
+                key, file = next(iter(self._files.items()))
+                self._done.append(self._finish(file))
+                del self._files[key]
+            return self._done
         except (OSError, pa.ArrowException) as error:
             raise _warehouse_error(error) from error
 
@@ -197,10 +226,10 @@ class FileSet:
                         closable.close()
                 except (OSError, pa.ArrowException):
                     log.debug("closing %s failed", file.location, exc_info=True)
-        remove_files(
-            self._plan.io, [file.location for file in self._files.values() if file.sink is not None]
-        )
+        begun = [file.location for file in self._files.values() if file.sink is not None]
+        remove_files(self._plan.io, [*begun, *(file.file_path for file in self._done)])
         self._files.clear()
+        self._done.clear()
 
 
 def remove_files(io: FileIO, locations: Iterable[str]) -> None:
