@@ -1,13 +1,14 @@
 """Make an installed Python prefix small before it is copied into the final stage of an image.
 
 Runs in the build stage, where it costs nothing to be thorough: what is removed here never becomes
-part of a layer that ships. Three steps, in this order:
+part of a layer that ships. In two halves, so that a change of our own code repeats only the second:
 
-1. remove what no running component imports (installers, test suites, headers, GUI parts),
-2. strip the symbol tables of shared libraries (`strip` comes from binutils, build stage only),
-3. compile what is left, so that a read-only root file system costs no start-up time.
+* `libraries`, after the pinned requirements are installed: remove what no running component imports
+  (test suites, headers, GUI parts), strip the symbol tables of shared libraries (`strip` comes from
+  binutils, build stage only), and compile, since nothing can be compiled later in a read-only root;
+* `finish`, after our own packages are installed: compile them and remove pip itself.
 
-Usage: prune.py PREFIX   (for example /usr/local)
+Usage: prune.py libraries|finish PREFIX   (for example /usr/local)
 """
 
 import compileall
@@ -19,7 +20,6 @@ from pathlib import Path
 
 # Below lib/pythonX.Y: installers, IDE, GUI and test parts of the standard library.
 STDLIB_UNUSED = (
-    "ensurepip",
     "idlelib",
     "lib2to3",
     "pydoc_data",
@@ -42,10 +42,6 @@ STDLIB_UNUSED = (
 # Below site-packages. pyarrow ships its C++ headers and Cython sources for people who build on it;
 # its shared libraries all stay, since they link each other.
 SITE_UNUSED = (
-    "pip",
-    "pip-*.dist-info",
-    "setuptools",
-    "setuptools-*.dist-info",
     "pyarrow/include",
     "pyarrow/src",
     "pyarrow/tests",
@@ -69,11 +65,21 @@ PREFIX_UNUSED = (
     "include",
     "share/man",
     "lib/pkgconfig",
-    "bin/pip*",
     "bin/idle*",
     "bin/2to3*",
     "bin/pydoc*",
     "bin/python*-config",
+)
+
+
+# What installs: needed until our own packages are in.
+INSTALLERS = (
+    "bin/pip*",
+    "lib/python3.*/ensurepip",
+    "lib/python3.*/site-packages/pip",
+    "lib/python3.*/site-packages/pip-*.dist-info",
+    "lib/python3.*/site-packages/setuptools",
+    "lib/python3.*/site-packages/setuptools-*.dist-info",
 )
 
 
@@ -115,11 +121,11 @@ def strip_libraries(root: Path) -> int:
     return saved
 
 
-def compile_all(library: Path) -> None:
+def compile_all(directory: Path) -> None:
     """Write bytecode that is valid without looking at the source's time stamp."""
-    remove(library, ("**/__pycache__",))
+    remove(directory, ("**/__pycache__",))
     compileall.compile_dir(
-        library,
+        directory,
         quiet=2,
         workers=0,
         maxlevels=30,
@@ -127,21 +133,24 @@ def compile_all(library: Path) -> None:
     )
 
 
-def main(prefix: Path) -> None:
-    """Prune, strip and compile one prefix, and say what that brought."""
+def libraries(prefix: Path) -> None:
+    """Prune, strip and compile the interpreter and the libraries."""
     library = next(p for p in prefix.glob("lib/python3.*") if p.is_dir())
     site = library / "site-packages"
-    before = size_of(prefix)
     removed = remove(library, STDLIB_UNUSED) + remove(site, SITE_UNUSED)
     removed += remove(site, ANYWHERE_UNUSED) + remove(prefix, PREFIX_UNUSED)
     stripped = strip_libraries(prefix)
     compile_all(library)
-    after = size_of(prefix)
-    sys.stdout.write(
-        f"prune {prefix}: {before >> 20} MiB -> {after >> 20} MiB with bytecode"
-        f" (removed {removed >> 20}, stripped {stripped >> 20})\n"
-    )
+    sys.stdout.write(f"removed {removed >> 20} MiB, stripped {stripped >> 20} MiB\n")
+
+
+def finish(prefix: Path) -> None:
+    """Compile our own packages and remove what installed them."""
+    for package in prefix.glob("lib/python3.*/site-packages/tidewater*"):
+        compile_all(package)
+    remove(prefix, INSTALLERS)
+    sys.stdout.write(f"{prefix}: {size_of(prefix) >> 20} MiB with bytecode\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"libraries": libraries, "finish": finish}[sys.argv[1]](Path(sys.argv[2]))

@@ -94,9 +94,9 @@ def namespace(request: pytest.FixtureRequest, cluster: Kubectl) -> Iterator[Kube
 
 @pytest.fixture(scope="module")
 def worker(namespace: Kubectl, parts: Parts, catalog: dict[str, str], tag: str) -> Iterator[Worker]:
-    """Install one worker with a volume and a topic of three partitions."""
+    """Install one worker with a volume and two topics of three partitions: orders and visits."""
     name = "orders"
-    topics = [topic(namespace.namespace, name, partitions=PARTITIONS)]
+    topics = [topic(namespace.namespace, each, partitions=PARTITIONS) for each in (name, "visits")]
     install_worker(namespace, parts, tag, topics)
     with forwarded_worker(namespace) as address:
         yield Worker(namespace, address, f"{namespace.namespace}/{name}", catalog)

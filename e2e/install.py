@@ -2,23 +2,24 @@
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
-from e2e.kubectl import CommandError, Kubectl, Object
-from tidewater_core.settings import CatalogSettings, Limits, WorkerSettings
-from tidewater_core.units import Duration
+from e2e.kubectl import CommandError, Kubectl, Object, wait_for
 
 MANIFESTS = Path(__file__).parent / "manifests"
 PARTS_NAMESPACE = "tidewater-parts"
+CATALOG_URI = f"http://seaweedfs.{PARTS_NAMESPACE}.svc:8181"
+S3_URI = f"http://seaweedfs.{PARTS_NAMESPACE}.svc:8333"
 WORKER = "statefulset/worker"
 WORKER_POD = "worker-0"
 WORKER_PORT = 8080
 RUN_DIR = "/run/tidewater"
 DATA_DIR = "/data"
+JOB_S_MAX = 330.0
 
 Change = Callable[[Object], None]
 """Changes an object of a manifest in place before it is applied."""
@@ -35,13 +36,7 @@ class Parts:
     @property
     def catalog_in_cluster(self) -> dict[str, str]:
         """Catalog properties for a worker; the keys are placeholders for its environment."""
-        host = f"seaweedfs.{PARTS_NAMESPACE}.svc"
-        return _catalog(
-            f"http://{host}:8181",
-            f"http://{host}:8333",
-            "${CATALOG_ACCESS_KEY}",
-            "${CATALOG_SECRET_KEY}",
-        )
+        return _catalog(CATALOG_URI, S3_URI, "${CATALOG_ACCESS_KEY}", "${CATALOG_SECRET_KEY}")
 
     def catalog_by_forward(self, iceberg: str, s3: str) -> dict[str, str]:
         """Catalog properties for the tests themselves, through forwarded ports."""
@@ -65,6 +60,16 @@ def _catalog(uri: str, s3: str, access_key: str, secret_key: str) -> dict[str, s
 def load(name: str) -> list[Object]:
     """Read a manifest of this folder."""
     return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
+
+
+def set_tag(workload: Object, tag: str, environment: Mapping[str, str] | None = None) -> None:
+    """Give the containers of a workload the tag under test, and further variables."""
+    template = workload.get("spec", {}).get("template", {})
+    for container in template.get("spec", {}).get("containers", ()):
+        container["image"] = f"{container['image']}:{tag}"
+        # First, since arguments may refer to what comes before them only.
+        added = [{"name": name, "value": value} for name, value in (environment or {}).items()]
+        container["env"] = [*added, *container.get("env", ())]
 
 
 def create_namespace(kubectl: Kubectl, name: str) -> Kubectl:
@@ -118,18 +123,21 @@ def _secret(name: str, texts: dict[str, str]) -> Object:
     }
 
 
-def worker_settings(parts: Parts, limits: Limits | None = None) -> WorkerSettings:
-    """Return the settings of the only worker of a namespace."""
-    return WorkerSettings(
-        worker_id=WORKER_POD,
-        log_root=Path(DATA_DIR) / "log",
-        run_dir=Path(RUN_DIR),
-        coordination=f"{DATA_DIR}/coordination.db",
-        catalog=CatalogSettings(properties=parts.catalog_in_cluster),
-        listen_host="0.0.0.0",
-        listen_port=WORKER_PORT,
-        shutdown_deadline=Duration("30s"),
-        limits=limits or Limits(),
+def worker_settings(parts: Parts, limits: dict[str, str] | None = None) -> str:
+    """Return the settings of the only worker of a namespace; what is not named has a default."""
+    return json.dumps(
+        {
+            "worker_id": WORKER_POD,
+            "log_root": f"{DATA_DIR}/log",
+            "run_dir": RUN_DIR,
+            "coordination": f"{DATA_DIR}/coordination.db",
+            "catalog": {"properties": parts.catalog_in_cluster},
+            "listen_host": "0.0.0.0",
+            "listen_port": WORKER_PORT,
+            "shutdown_deadline": "30s",
+            "limits": limits or {},
+        },
+        indent=2,
     )
 
 
@@ -149,12 +157,12 @@ def install_worker(
     tag: str,
     topics: Sequence[Object],
     *,
-    limits: Limits | None = None,
+    limits: dict[str, str] | None = None,
     change: Change | None = None,
 ) -> None:
     """Install one worker with a volume and these topics, and wait until it is ready."""
     config = {
-        "settings.json": worker_settings(parts, limits).to_json(),
+        "settings.json": worker_settings(parts, limits),
         "topics.yaml": yaml.safe_dump_all(topics, sort_keys=False),
     }
     objects = [
@@ -163,10 +171,28 @@ def install_worker(
         *load("worker.yaml"),
     ]
     for each in objects:
-        if each["kind"] == "StatefulSet":
-            for container in each["spec"]["template"]["spec"]["containers"]:
-                container["image"] = f"{container['image']}:{tag}"
-            if change is not None:
-                change(each)
+        set_tag(each, tag)
+        if each["kind"] == "StatefulSet" and change is not None:
+            change(each)
     kubectl.apply(objects)
     kubectl.wait_ready(WORKER)
+
+
+def run_job(kubectl: Kubectl, manifest: str, tag: str, environment: Mapping[str, str]) -> str:
+    """Run the Job of a manifest to its end and return what it printed; raise if it fails."""
+    objects = load(manifest)
+    name = ""
+    for each in objects:
+        set_tag(each, tag, environment)
+        if each["kind"] == "Job":
+            name = each["metadata"]["name"]
+    kubectl.apply(objects)
+
+    def ended() -> bool:
+        status = kubectl.get("job", name)["status"]
+        return bool(status.get("succeeded") or status.get("failed"))
+
+    wait_for(ended, JOB_S_MAX, f"job {name} to end", interval_s=1.0)
+    printed = kubectl("logs", f"job/{name}")
+    assert kubectl.get("job", name)["status"].get("succeeded"), f"job {name}:\n{printed[-4000:]}"
+    return printed

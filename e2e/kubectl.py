@@ -97,6 +97,11 @@ class Kubectl:
         """Return the name of the node that a pod runs on."""
         return str(self.get("pod", pod)["spec"]["nodeName"])
 
+    def incarnation(self, pod: str) -> str:
+        """Return what differs after a restart of the pod's container: proof that it happened."""
+        status = self.get("pod", pod)["status"]["containerStatuses"][0]
+        return str(status.get("containerID", ""))
+
 
 class PortForward:
     """A local port that leads to a Service, started again whenever it breaks.

@@ -10,7 +10,6 @@ from e2e.install import DATA_DIR, Parts, install_worker, topic
 from e2e.kubectl import Kubectl, Object, wait_for
 from e2e.traffic import forwarded_worker
 from e2e.web import post
-from tidewater_core.settings import Limits
 from tidewater_core.units import ByteSize
 from tidewater_testing.web import Answer
 
@@ -36,7 +35,7 @@ def small_worker(
     """Give a worker whose log has little room and keeps a reserve."""
     name = "orders"
     topics = [topic(namespace.namespace, name, partitions=PARTITIONS)]
-    limits = Limits(disk_reserve_bytes=RESERVE_BYTES)
+    limits = {"disk_reserve_bytes": str(RESERVE_BYTES)}
     install_worker(namespace, parts, tag, topics, limits=limits, change=_small_volume)
     with forwarded_worker(namespace) as address:
         yield Worker(namespace, address, f"{namespace.namespace}/{name}", catalog)

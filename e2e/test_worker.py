@@ -7,14 +7,14 @@ import pytest
 
 from e2e import faults, guarantees
 from e2e.conftest import PARTITIONS, Worker
-from e2e.install import WORKER, WORKER_POD
+from e2e.install import WORKER, WORKER_POD, run_job
 from e2e.web import expect, get, post
 
 READY_S_MAX = 5.0
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_produce_and_read_through_the_service(worker: Worker) -> None:
+def test_produce_and_read(worker: Worker) -> None:
     messages = [{"key": f"k{i}", "value": f"hello {i}"} for i in range(30)]
     answer = expect(post(worker.address, f"/v1/{worker.topic}/messages", {"messages": messages}))
     assert sum(ack["count"] for ack in answer["acks"]) == len(messages)
@@ -25,6 +25,13 @@ def test_produce_and_read_through_the_service(worker: Worker) -> None:
         )
         read += [(each["key"], each["value"]) for each in page["messages"]]
     assert sorted(read) == sorted((each["key"], each["value"]) for each in messages)
+
+
+def test_client_on_another_node(worker: Worker, tag: str) -> None:
+    """The `tidewater` command of the image produces and reads through the Service's name."""
+    environment = {"TOPIC": f"{worker.kubectl.namespace}/visits", "COUNT": "5000"}
+    printed = run_job(worker.kubectl, "client.yaml", tag, environment)
+    assert sorted(printed.split(), key=int) == [str(n) for n in range(1, 5001)]
 
 
 def test_starts_within_five_seconds(worker: Worker) -> None:

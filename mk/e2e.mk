@@ -8,6 +8,7 @@ DOCKER ?= docker
 CLUSTER ?= tidewater
 E2E_ARGS ?=
 IMAGE_NAMES := operator worker pipeline
+E2E := PYTHONPATH=tests/lib $(BIN)/python -m e2e.run
 
 .PHONY: images
 images: ## Build the images with one tag from git (TAG=name)
@@ -20,13 +21,13 @@ images: ## Build the images with one tag from git (TAG=name)
 
 .PHONY: cluster
 cluster: setup images ## Start a kind cluster with the images, etcd and SeaweedFS (CLUSTER=tidewater)
-	@$(BIN)/python -m e2e.run up --cluster $(CLUSTER) --tag $(TAG)
+	@$(E2E) up --cluster $(CLUSTER) --tag $(TAG)
 
 .PHONY: cluster-down
 cluster-down: setup ## Delete the cluster of `make cluster`
-	@$(BIN)/python -m e2e.run down --cluster $(CLUSTER)
+	@$(E2E) down --cluster $(CLUSTER)
 
 .PHONY: e2e
 e2e: setup images ## End-to-end tests on kind or KUBECONFIG's cluster (K=name, E2E_KEEP=1)
-	@$(BIN)/python -m e2e.run test --cluster $(CLUSTER)-e2e --tag $(TAG) \
+	@$(E2E) test --cluster $(CLUSTER)-e2e --tag $(TAG) \
 	  $(if $(K),--select '$(K)') $(if $(E2E_KEEP),--keep) -- $(E2E_ARGS)
