@@ -5,6 +5,7 @@
 setup-pipeline: ## Make .venv-pipeline with PySpark and add `tidewater compact` (once)
 	@$(PYTHON) tools/setup.py run
 	@test -x .venv-pipeline/bin/python || $(BIN)/python -m venv .venv-pipeline
+	@echo '*' >.venv-pipeline/.gitignore
 	@.venv-pipeline/bin/python -m pip install --quiet --require-hashes -r requirements/pipeline.txt
 	@.venv-pipeline/bin/python -m pip install --quiet --no-deps --editable core --editable pipeline
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null

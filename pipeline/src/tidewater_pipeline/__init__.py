@@ -1,1 +1,1 @@
-"""The Spark jobs: data-heavy work over a table's history."""
+"""The Spark jobs of Tidewater: everything heavy over a topic's history."""

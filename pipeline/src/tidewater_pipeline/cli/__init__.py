@@ -1,0 +1,1 @@
+"""The commands: `tidewater-pipeline`, and `tidewater compact` for embedded use."""

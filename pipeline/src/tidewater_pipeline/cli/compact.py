@@ -1,0 +1,81 @@
+"""`tidewater compact`: compact topics of an embedded worker, with Spark on this machine.
+
+PySpark is large and few need it, so it has an environment of its own, made by `make
+setup-pipeline`; where this Python has PySpark, that is used.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tidewater_core.errors import Invalid
+from tidewater_pipeline.cli.options import add_compact_arguments, add_session_arguments
+
+NAME = "compact"
+HELP = "Join the small files of a topic's table into large ones, in order, with Spark."
+INTERMIXED = True
+
+ENVIRONMENT: Final = ".venv-pipeline"
+PYTHON_VARIABLE: Final = "TIDEWATER_PIPELINE_PYTHON"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("topic", nargs="+", metavar="NS/NAME", help="the topics to compact")
+    add_compact_arguments(parser)
+    parser.add_argument(
+        "--then",
+        default="",
+        metavar="JOB[,JOB…]",
+        help="further jobs in the same session, such as expire or audit",
+    )
+    add_session_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it here or in the environment that has PySpark."""
+    words = command_words(args)
+    if find_spec("pyspark") is not None:
+        from tidewater_pipeline.cli.main import main
+
+        return main(words)
+    python = find_python(dict(os.environ), Path(sys.prefix))
+    return subprocess.run([python, "-m", "tidewater_pipeline", *words], check=False).returncode
+
+
+def command_words(args: argparse.Namespace) -> list[str]:
+    """Write the command line of `tidewater-pipeline` that does the same."""
+    words = [",".join(["compact", *filter(None, args.then.split(","))])]
+    for topic in args.topic:
+        # `orders` alone is a topic of the namespace that `tidewater dev` uses.
+        words += ["--topic", topic if "/" in topic else f"default/{topic}"]
+    if not args.catalog and args.settings is None:
+        words += ["--data", str(args.data or Path("data"))]
+    for option in ("settings", "master", "memory", "report", "target_size", "min_files"):
+        value = getattr(args, option)
+        if value is not None:
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    words += ["--lateness", str(args.lateness)]
+    for option in ("catalog", "conf"):
+        for pair in getattr(args, option):
+            words += [f"--{option}", pair]
+    return [*words, *(f"--{flag}" for flag in ("open", "quiet") if getattr(args, flag))]
+
+
+def find_python(environment: dict[str, str], prefix: Path) -> str:
+    """Return a Python that has PySpark, or say how to get one."""
+    if named := environment.get(PYTHON_VARIABLE):
+        return named
+    for folder in (prefix.parent, Path.cwd()):
+        python = folder / ENVIRONMENT / "bin" / "python"
+        if python.exists():
+            return str(python)
+    raise Invalid(
+        "SparkMissing",
+        "PySpark is not installed here. Run `make setup-pipeline` once (it makes "
+        f"{ENVIRONMENT}), or let {PYTHON_VARIABLE} name a Python with tidewater-pipeline",
+    )

@@ -1,0 +1,227 @@
+"""audit: reads a whole table in parallel and proves G2, or names exactly what breaks it.
+
+Offsets are cut into chunks; Spark sorts each chunk and reports its extent and every place where an
+offset is missing, is there twice, or is earlier than the one before. The chunks, which are few, are
+then joined here: `judge` is pure.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+from tidewater_pipeline.report import Outcome, Report
+from tidewater_pipeline.session import Session, TopicTable, named_errors
+
+CHUNK_ROWS: Final = 1_000_000
+"""Offsets of a chunk: one task sorts them in memory."""
+PLACES_MAX: Final = 10_000
+"""Places that one chunk names; the number of all is exact all the same."""
+G2: Final = "G2 Once in the table"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditOptions:
+    """What a person can choose."""
+
+    chunk_rows: int = CHUNK_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Two neighbours in a chunk that should not be neighbours."""
+
+    before: int
+    offset: int
+    backwards: bool
+    """The later one has the earlier time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What Spark says of one chunk of a partition."""
+
+    partition: int
+    rows: int
+    first: int
+    last: int
+    first_time_us: int
+    last_time_us: int
+    wrong: int = 0
+    """How many places are wrong; `places` may hold fewer."""
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that must not be: the offsets [first, last] of a partition."""
+
+    kind: str
+    """`missing`, `twice`, `past-frontier`, `time-order` or `more`."""
+    partition: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        """Quote the promise."""
+        where = f"{G2}: partition {self.partition}"
+        span = f"offset {self.first}" if self.first == self.last else _span(self.first, self.last)
+        match self.kind:
+            case "missing":
+                return f"{where} {span} missing"
+            case "twice":
+                return f"{where} {span} twice"
+            case "past-frontier":
+                return f"{where} {span} past the frontier"
+            case "more":
+                return f"{where} {span}: more places than are listed"
+            case _:
+                return f"order of time: partition {self.partition} {span} goes back"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for the report."""
+        return {
+            "kind": self.kind,
+            "partition": self.partition,
+            "first": self.first,
+            "last": self.last,
+            "text": str(self),
+        }
+
+
+def _span(first: int, last: int) -> str:
+    return f"offsets {first} to {last}"
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where the walk through a partition's chunks stands."""
+
+    partition: int
+    expected: int
+    time_us: int = 0
+    found: list[Finding] = field(default_factory=list)
+
+    def add(self, kind: str, first: int, last: int) -> None:
+        self.found.append(Finding(kind, self.partition, first, last))
+
+
+def judge(
+    chunks: Iterable[Chunk], starts: Mapping[int, int], frontiers: Mapping[int, int]
+) -> list[Finding]:
+    """Join the chunks: each partition's offsets must be [start, frontier), each once."""
+    ordered = sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first))
+    by_partition = {p: list(group) for p, group in groupby(ordered, key=lambda c: c.partition)}
+    found: list[Finding] = []
+    for partition in sorted(by_partition.keys() | frontiers.keys()):
+        walk = _Walk(partition, starts.get(partition, 0))
+        for chunk in by_partition.get(partition, []):
+            _walk_chunk(walk, chunk)
+        end = frontiers.get(partition, 0)
+        if walk.expected < end:
+            walk.add("missing", walk.expected, end - 1)
+        elif walk.expected > end:
+            first = max(end, starts.get(partition, 0))
+            walk.add("past-frontier", first, walk.expected - 1)
+        found += _joined(walk.found)
+    return found
+
+
+def _walk_chunk(walk: _Walk, chunk: Chunk) -> None:
+    if chunk.first > walk.expected:
+        walk.add("missing", walk.expected, chunk.first - 1)
+    if chunk.first_time_us < walk.time_us:
+        walk.add("time-order", chunk.first, chunk.first)
+    for place in chunk.places:
+        if place.offset == place.before:
+            walk.add("twice", place.offset, place.offset)
+        elif place.offset > place.before + 1:
+            walk.add("missing", place.before + 1, place.offset - 1)
+        if place.backwards:
+            walk.add("time-order", place.offset, place.offset)
+    if chunk.wrong > len(chunk.places):
+        walk.add("more", chunk.places[-1].offset if chunk.places else chunk.first, chunk.last)
+    walk.expected, walk.time_us = max(walk.expected, chunk.last + 1), chunk.last_time_us
+
+
+def _joined(found: list[Finding]) -> Iterator[Finding]:
+    """Join findings of one kind that touch: a file that was added twice is one range."""
+    open_: dict[str, Finding] = {}
+    for each in found:
+        last = open_.get(each.kind)
+        if last is not None and each.first <= last.last + 1:
+            grown = Finding(each.kind, each.partition, last.first, max(last.last, each.last))
+            open_[each.kind] = grown
+            continue
+        if last is not None:
+            yield last
+        open_[each.kind] = each
+    yield from open_.values()
+
+
+def chunk_query(table: str, snapshot_id: int, starts: Mapping[int, int], chunk_rows: int) -> str:
+    """Write the query that returns one row a chunk. Rows that retention has cut do not count."""
+    kept = " AND ".join(
+        f"NOT (tw_partition = {partition} AND tw_offset < {start})"
+        for partition, start in sorted(starts.items())
+        if start > 0
+    )
+    return f"""
+WITH numbered AS (
+  SELECT tw_partition AS p, tw_offset AS o, unix_micros(tw_time) AS t,
+         tw_offset DIV {chunk_rows} AS c
+  FROM {table} VERSION AS OF {snapshot_id} WHERE {kept or "true"}),
+neighbours AS (
+  SELECT p, c, o, t, lag(o) OVER w AS po, lag(t) OVER w AS pt FROM numbered
+  WINDOW w AS (PARTITION BY p, c ORDER BY o, t))
+SELECT p, count(*) AS n, min(o) AS first, max(o) AS last, min_by(t, o) AS first_time,
+       max_by(t, o) AS last_time, count_if(o <> po + 1 OR t < pt) AS wrong,
+       slice(array_sort(collect_list(CASE WHEN o <> po + 1 OR t < pt
+         THEN struct(o, po, t < pt AS back) END)), 1, {PLACES_MAX}) AS places
+FROM neighbours GROUP BY p, c"""  # noqa: S608 - names are quoted
+
+
+def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
+    """Audit one version of a table: rows and frontiers of the same metadata."""
+    state = table.load()
+    size = table.size(state)
+    report = Report("audit", str(table.topic), before=size, after=size)
+    chunks: list[Chunk] = []
+    if state.snapshot_id is not None:
+        session.progress.say(f"{table.topic}: auditing {size.rows:,} rows in {size.files} files")
+        query = chunk_query(table.full_name, state.snapshot_id, state.starts, options.chunk_rows)
+        with named_errors("audit"):
+            chunks = [_chunk(row) for row in session.frame(query).toLocalIterator()]
+    found = judge(chunks, state.starts, state.frontiers)
+    report.details = {
+        "snapshot_id": state.snapshot_id,
+        "rows_read": sum(chunk.rows for chunk in chunks),
+        "partitions": {
+            str(p): {"start": state.starts.get(p, 0), "next": end}
+            for p, end in sorted(state.frontiers.items())
+        },
+        "missing": _count(found, "missing"),
+        "twice": _count(found, "twice"),
+        "findings": [each.to_json() for each in found],
+    }
+    if found:
+        report.outcome = Outcome.FOUND
+        report.message = "; ".join(str(each) for each in found[:5])
+    return report
+
+
+def _count(found: list[Finding], kind: str) -> int:
+    return sum(each.last - each.first + 1 for each in found if each.kind == kind)
+
+
+def _chunk(row: Any) -> Chunk:
+    return Chunk(
+        partition=row["p"],
+        rows=row["n"],
+        first=row["first"],
+        last=row["last"],
+        first_time_us=row["first_time"],
+        last_time_us=row["last_time"],
+        wrong=row["wrong"],
+        places=tuple(Place(each["po"], each["o"], bool(each["back"])) for each in row["places"]),
+    )

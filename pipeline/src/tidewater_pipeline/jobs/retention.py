@@ -1,0 +1,129 @@
+"""retention: removes rows older than a limit, by whole files.
+
+The order is the promise: first `tidewater.start.<p>` is raised, then files go, so that no reader is
+ever told of rows that are gone. Files are named one by one, from the snapshot on which the starts
+were decided: rows that the writer adds meanwhile, however old, are not touched. A file that still
+holds younger rows stays whole; its older rows are below the start and count as removed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tidewater_core.names import start_property
+from tidewater_core.units import Duration
+from tidewater_pipeline.calendar_time import from_us, period_start, sql_time
+from tidewater_pipeline.report import Outcome, Report
+from tidewater_pipeline.session import ConflictError, Session, TopicTable
+from tidewater_pipeline.state import FileInfo, TableState
+
+ATTEMPTS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a subscription has read a partition."""
+
+    subscription: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionOptions:
+    """What a person or the Topic can choose."""
+
+    keep: Duration
+    """Rows younger than this stay."""
+    cursors: tuple[Cursor, ...] = ()
+    """Live subscriptions: nothing that one has not read is removed."""
+    force: bool = False
+    """Remove it all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """What to do, in this order: raise the starts, then remove the files."""
+
+    starts: Mapping[int, int]
+    files: tuple[FileInfo, ...]
+    refused: tuple[str, ...]
+    """Why nothing may be done."""
+
+
+def cutoff_us(now_us: int, keep: Duration, time_unit: str | None) -> int:
+    """Return the time before which rows go: the edge of a time partition, so that it goes whole."""
+    return period_start(now_us - keep.ms * 1000, time_unit)
+
+
+def plan_retention(
+    files: Iterable[FileInfo],
+    ends: Mapping[int, int],
+    starts: Mapping[int, int],
+    options: RetentionOptions,
+    *,
+    cut_us: int,
+) -> RetentionPlan:
+    """Decide from the files and, per partition, the end of the offsets that are too old."""
+    raised = {p: end for p, end in sorted(ends.items()) if end > starts.get(p, 0)}
+    new_starts = {**starts, **raised}
+    refused = tuple(
+        f"subscription {each.subscription} has read partition {each.partition} up to "
+        f"{each.offset}, retention would remove up to {new_starts[each.partition]}"
+        for each in options.cursors
+        if each.offset < new_starts.get(each.partition, 0)
+        and each.partition in raised
+        and not options.force
+    )
+    if refused:
+        return RetentionPlan({}, (), refused)
+    old = tuple(file for file in files if file.time_high_us < cut_us)
+    return RetentionPlan(raised, old, ())
+
+
+def run(session: Session, table: TopicTable, options: RetentionOptions) -> Report:
+    """Raise the starts and remove the files; a rewrite in between means planning again."""
+    state = table.load()
+    report = Report("retention", str(table.topic), before=table.size(state))
+    cut = cutoff_us(session.clock.now_us(), options.keep, state.time_unit)
+    starts: dict[int, int] = {}
+    removed = 0
+    for _attempt in range(ATTEMPTS_MAX):
+        files = [file for file in table.files(state) if file.time_low_us < cut]
+        ends = _old_ends(table, state, cut) if files else {}
+        plan = plan_retention(files, ends, state.starts, options, cut_us=cut)
+        if plan.refused:
+            report.outcome, report.message = Outcome.REFUSED, "; ".join(plan.refused)
+            break
+        starts |= plan.starts
+        session.progress.say(
+            f"{table.topic}: removing {len(plan.files)} files before {from_us(cut)}"
+        )
+        table.set_properties({start_property(p): str(n) for p, n in plan.starts.items()})
+        try:
+            if plan.files:
+                table.delete_files(file.path for file in plan.files)
+        except ConflictError as error:
+            report.outcome, report.message = Outcome.CONFLICT, error.message
+            state = table.load()
+            continue
+        removed = len(plan.files)
+        report.outcome = Outcome.DONE if removed or starts else Outcome.NOTHING
+        report.message = ""
+        break
+    session.settle(state)
+    report.after = table.size(table.load())
+    report.details = {
+        "before_time": from_us(cut).isoformat(),
+        "starts": {str(p): n for p, n in sorted(starts.items())},
+        "removed_files": removed,
+    }
+    return report
+
+
+def _old_ends(table: TopicTable, state: TableState, cut_us: int) -> dict[int, int]:
+    rows = table.session.sql(
+        f"SELECT tw_partition AS p, max(tw_offset) + 1 AS n FROM {table.full_name} "  # noqa: S608 - quoted
+        f"VERSION AS OF {state.snapshot_id} WHERE tw_time < {sql_time(cut_us)} GROUP BY 1"
+    )
+    return {row["p"]: row["n"] for row in rows}

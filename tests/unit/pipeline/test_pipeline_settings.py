@@ -1,0 +1,133 @@
+"""Catalog settings become Spark's; the command line becomes options."""
+
+from pathlib import Path
+
+import pytest
+
+from tidewater_core.errors import Invalid
+from tidewater_core.settings import CatalogSettings, embedded
+from tidewater_core.units import ByteSize
+from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.main import cores_of, main
+from tidewater_pipeline.jars import ARTIFACTS, find_jars, pom_text
+from tidewater_pipeline.java import find_java, parse_version
+from tidewater_pipeline.jobs.retention import Cursor
+from tidewater_pipeline.report import Outcome, Report, summary
+from tidewater_pipeline.settings import SparkSettings, catalog_conf, spark_conf
+
+
+def test_the_embedded_catalog_is_opened_over_jdbc(tmp_path: Path) -> None:
+    conf = spark_conf(embedded(tmp_path).catalog, SparkSettings(master="local[1]"), ("a", "b"))
+    prefix = "spark.sql.catalog.tidewater"
+    assert conf[f"{prefix}.uri"].startswith(f"jdbc:sqlite:file:{tmp_path}/catalog.db?")
+    assert conf[f"{prefix}.jdbc.schema-version"] == "V1"
+    assert conf[f"{prefix}.cache-enabled"] == "false"
+    assert conf["spark.driver.extraClassPath"] == "a:b"
+    assert f"{prefix}.io-impl" not in conf
+
+
+def test_rest_and_s3() -> None:
+    conf = catalog_conf(
+        {
+            "type": "rest",
+            "uri": "http://catalog:1",
+            "warehouse": "s3://lake",
+            "credential": "a:b",
+            "s3.endpoint": "http://s3:2",
+            "s3.region": "us-east-1",
+            "py-io-impl": "x",
+        }
+    )
+    assert conf == {
+        "type": "rest",
+        "uri": "http://catalog:1",
+        "warehouse": "s3://lake",
+        "credential": "a:b",
+        "s3.endpoint": "http://s3:2",
+        "client.region": "us-east-1",
+        "s3.path-style-access": "true",
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+    }
+
+
+def test_other_catalogs() -> None:
+    sql = catalog_conf({"uri": "postgresql+psycopg://h/db", "warehouse": "file:/w"})
+    assert sql["uri"] == "jdbc:postgresql://h/db"
+    assert catalog_conf({"type": "glue"})["type"] == "glue"
+    with pytest.raises(Invalid, match="in-memory"):
+        catalog_conf({"type": "in-memory"})
+
+
+def test_what_is_given_wins() -> None:
+    spark = SparkSettings(master="k8s://x", conf={"spark.ui.enabled": "true"})
+    conf = spark_conf(CatalogSettings(properties={"uri": "http://c"}), spark, ())
+    assert conf["spark.ui.enabled"] == "true"
+    assert "spark.driver.host" not in conf
+
+
+def test_arguments(tmp_path: Path) -> None:
+    parser = given.build_parser()
+    args = parser.parse_args(
+        ["compact,expire", "--topic", "a/b", "--catalog", "uri=http://c", "--target-size", "8Mi"]
+    )
+    assert given.parse_jobs(args.jobs) == ["compact", "expire"]
+    assert given.compact_options(args).target == ByteSize("8Mi")
+    assert given.catalog_settings(args).properties == {"uri": "http://c"}
+    assert given.parse_cursor("billing:2=77") == Cursor("billing", 2, 77)
+    args.settings = tmp_path / "settings.json"
+    args.settings.write_text(embedded(tmp_path).to_json())
+    assert given.catalog_settings(args).properties["type"] == "sql"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["dance", "--topic", "a/b"], "no job 'dance'"),
+        (["audit", "--topic", "a/b"], "name the catalog"),
+        (["audit", "--topic", "a", "--catalog", "uri=http://c"], "namespace/name"),
+        (["audit", "--topic", "a/b", "--catalog", "x"], "KEY=VALUE"),
+        (["audit", "--topic", "a/b", "--data", "nowhere"], "no catalog.db"),
+        (["retention", "--topic", "a/b", "--data", "nowhere"], "--keep"),
+    ],
+)
+def test_wrong_usage_is_said_before_spark_starts(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_cursors_are_checked() -> None:
+    with pytest.raises(Invalid, match="SUBSCRIPTION"):
+        given.parse_cursor("billing=3")
+
+
+def test_java_versions() -> None:
+    assert parse_version('openjdk version "17.0.15" 2025-04-15') == 17
+    assert parse_version('java version "1.8.0_292"') == 1
+    assert parse_version("?") is None
+
+
+def test_java_is_found() -> None:
+    assert find_java({}) == "java"
+
+
+def test_jars_of_an_image_are_used(tmp_path: Path) -> None:
+    for artifact in ARTIFACTS[:2]:
+        (tmp_path / artifact.file).touch()
+    assert find_jars(tmp_path, tmp_path, lambda _text: None).classpath == ()
+    assert all(artifact.name in pom_text() for artifact in ARTIFACTS)
+
+
+def test_the_report_says_if_all_is_good() -> None:
+    good = Report("audit", "a/b", seconds=1.0)
+    assert '"ok": true' in summary([good], 2.0, 2)
+    assert '"core_seconds": 6.0' in summary([good], 2.0, 2)
+    bad = Report("audit", "a/b", outcome=Outcome.FOUND, details={"missing": 3})
+    assert '"ok": false' in summary([good, bad], 2.0, 2)
+
+
+def test_cores() -> None:
+    assert cores_of("local[3]") == 3
+    assert cores_of("k8s://x") == 1
+    assert cores_of("local[*]") >= 1

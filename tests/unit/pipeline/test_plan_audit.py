@@ -1,0 +1,99 @@
+"""The judge of an audit: planted gaps, duplicates and times that go back, without Spark."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewater_pipeline.jobs.audit import Chunk, Finding, Place, chunk_query, judge
+
+
+def chunks_of(rows: list[tuple[int, int]], size: int, partition: int = 0) -> list[Chunk]:
+    """Do what the query does: cut, sort, and compare neighbours."""
+    by_chunk: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        by_chunk.setdefault(row[0] // size, []).append(row)
+    made = []
+    for cut in by_chunk.values():
+        cut.sort()
+        places = tuple(
+            Place(before[0], after[0], after[1] < before[1])
+            for before, after in zip(cut, cut[1:], strict=False)
+            if after[0] != before[0] + 1 or after[1] < before[1]
+        )
+        made.append(
+            Chunk(
+                partition, len(cut), cut[0][0], cut[-1][0], cut[0][1], cut[-1][1],
+                len(places), places,
+            )
+        )  # fmt: skip
+    random.Random(1).shuffle(made)
+    return made
+
+
+def rows(*offsets: int) -> list[tuple[int, int]]:
+    return [(offset, offset) for offset in offsets]
+
+
+def test_a_whole_table_has_no_findings() -> None:
+    assert judge(chunks_of(rows(*range(50)), 7), {0: 0}, {0: 50}) == []
+    assert judge([], {}, {}) == []
+    assert judge([], {0: 0}, {0: 0}) == []
+
+
+def test_gaps_are_named_exactly_also_across_chunks() -> None:
+    found = judge(chunks_of(rows(*range(3), *range(25, 40)), 7), {0: 0}, {0: 45})
+    assert found == [Finding("missing", 0, 3, 24), Finding("missing", 0, 40, 44)]
+    assert str(found[0]) == "G2 Once in the table: partition 0 offsets 3 to 24 missing"
+
+
+def test_missing_from_the_start_and_an_empty_partition() -> None:
+    assert judge(chunks_of(rows(5, 6), 7), {0: 3}, {0: 7}) == [Finding("missing", 0, 3, 4)]
+    assert judge([], {1: 2}, {1: 4}) == [Finding("missing", 1, 2, 3)]
+
+
+def test_duplicates_are_one_range() -> None:
+    found = judge(chunks_of(rows(*range(20), *range(5, 9)), 7), {0: 0}, {0: 20})
+    assert found == [Finding("twice", 0, 5, 8)]
+
+
+def test_rows_past_the_frontier_and_of_an_unknown_partition() -> None:
+    assert judge(chunks_of(rows(*range(9)), 7), {0: 0}, {0: 7}) == [
+        Finding("past-frontier", 0, 7, 8)
+    ]
+    assert judge(chunks_of(rows(0, 1), 7, 3), {}, {}) == [Finding("past-frontier", 3, 0, 1)]
+
+
+def test_time_that_goes_back_also_across_chunks() -> None:
+    inside = [(0, 5), (1, 4), (2, 6)]
+    assert judge(chunks_of(inside, 7), {}, {0: 3}) == [Finding("time-order", 0, 1, 1)]
+    across = [(6, 9), (7, 8)]
+    assert judge(chunks_of(across, 7), {0: 6}, {0: 8}) == [Finding("time-order", 0, 7, 7)]
+
+
+def test_a_chunk_that_names_too_few_places_says_so() -> None:
+    chunk = Chunk(0, 3, 0, 9, 0, 9, wrong=2, places=(Place(0, 5, False),))
+    assert [each.kind for each in judge([chunk], {}, {0: 10})] == ["missing", "more"]
+
+
+def test_what_retention_cut_is_not_read() -> None:
+    query = chunk_query("t", 7, {0: 0, 1: 40}, 10)
+    assert "NOT (tw_partition = 1 AND tw_offset < 40)" in query
+    assert "tw_partition = 0" not in query
+
+
+@given(
+    st.sets(st.integers(0, 59)),
+    st.lists(st.integers(0, 59), max_size=6),
+    st.integers(1, 30),
+)
+def test_every_planted_gap_and_duplicate_is_found(
+    lost: set[int], doubled: list[int], size: int
+) -> None:
+    kept = [offset for offset in range(60) if offset not in lost]
+    extra = [offset for offset in doubled if offset not in lost]
+    found = judge(chunks_of(rows(*kept, *extra), size), {0: 0}, {0: 60})
+    named = {"missing": set[int](), "twice": set[int]()}
+    for each in found:
+        named[each.kind] |= set(range(each.first, each.last + 1))
+    assert named == {"missing": lost, "twice": set(extra)}
