@@ -35,7 +35,7 @@ async def _progress(records: list[Record]) -> None:
     before = [record.messages for record in records]
     async with asyncio.timeout(PROGRESS_TIMEOUT_S):
         while any(r.messages == n for r, n in zip(records, before, strict=True)):
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 async def _kill(worker: Worker, victims: tuple[Victim, ...]) -> None:
@@ -47,14 +47,14 @@ async def _kill(worker: Worker, victims: tuple[Victim, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path) -> None:
     """G1, G2 and G8 hold after every kind of kill, at every moment that was drawn."""
     draw = random.Random(SEED)
     manifests = [topic_manifest(name, {**SPEC, **spec}) for name, spec in TOPICS.items()]
     with Worker(tmp_path / "w", manifests) as worker:
         loads = [
-            Traffic(Load(worker.address, name, partitions=3, pause_s=0.004, seed=SEED))
+            Traffic(Load(worker.address, name, partitions=3, pause_s=0.02, seed=SEED))
             for name in TOPICS
         ]
         async with loads[0], loads[1]:

@@ -70,6 +70,8 @@ class Record:
     """What the senders were promised, and how it went."""
 
     acked: list[AckedBatch] = field(default_factory=list)
+    messages: int = 0
+    """Acknowledged messages."""
     unknown: int = 0
     """Requests whose connection broke before the answer."""
     resent: int = 0
@@ -79,11 +81,6 @@ class Record:
     """Requests that had no definite outcome when the load was stopped."""
     duplicates: int = 0
     """Re-sent requests that the worker had stored before."""
-
-    @property
-    def messages(self) -> int:
-        """Acknowledged messages."""
-        return sum(len(batch.payloads) for batch in self.acked)
 
 
 @dataclass(frozen=True)
@@ -211,5 +208,6 @@ class Traffic:
         acks = answer.json()["acks"]
         ranges = tuple(Range(ack["partition"], ack["offset"], ack["count"]) for ack in acks)
         self.record.acked.append(AckedBatch(tuple(payloads), ranges))
+        self.record.messages += len(payloads)
         if any(ack.get("duplicate") for ack in acks):
             self.record.duplicates += 1
