@@ -34,6 +34,7 @@ TOPIC_UUID: Final = "tidewater.topic-uuid"
 TOPIC: Final = "tidewater.topic"
 _FRONTIER_PREFIX: Final = "tidewater.partition."
 _START_PREFIX: Final = "tidewater.start."
+_GAP_PREFIX: Final = "tidewater.gap."
 
 # Labels and annotations of Kubernetes objects.
 LABEL_TOPIC: Final = f"{GROUP}/topic"
@@ -63,6 +64,16 @@ def frontier_property(partition: int) -> str:
 def start_property(partition: int) -> str:
     """Key of a partition's first kept offset, written by retention alone."""
     return f"{_START_PREFIX}{partition}"
+
+
+def gap_property(partition: int) -> str:
+    """Key of a partition's gaps: offsets that were lost with a volume that a person gave up."""
+    return f"{_GAP_PREFIX}{partition}"
+
+
+def partition_of_gap(key: str) -> int | None:
+    """Return the partition whose gaps this property is; None for any other property."""
+    return _number_after(_GAP_PREFIX, key)
 
 
 def partition_of_frontier(key: str) -> int | None:

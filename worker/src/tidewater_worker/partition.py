@@ -32,6 +32,7 @@ from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase
 
 FRONTIER_WAIT_S: Final = 5.0
 """How long a log with messages waits to hear from the table before it goes on without."""
+OFFSET_MAX: Final = 2**63 - 1
 log = logging.getLogger(__name__)
 
 
@@ -100,7 +101,10 @@ class Partition:
         """Describe it to the table process."""
         if self.appender is None or self.drained is not None:
             return None
-        return PartitionAssignment(self.epoch, str(self.directory), self.appender.durable_end)
+        gap = None if self.owner is None else self.owner.gap
+        return PartitionAssignment(
+            self.epoch, str(self.directory), self.appender.durable_end, gap.end if gap else 0
+        )
 
     def begin(self, appender: Appender, epoch: int, session: str) -> None:
         """Open with a recovered log; appends wait for `open_when_known`."""
@@ -114,6 +118,17 @@ class Partition:
         """Where the owner is while that is another worker and it is there; else empty."""
         owner = self.owner
         return owner.url if self.is_elsewhere and owner is not None and owner.is_live else ""
+
+    def past_gap(self, offset: int) -> int:
+        """Return the first offset from `offset` on that was not lost with a volume."""
+        for start, end in self.table.gaps:
+            if start <= offset < end:
+                return end
+        return offset
+
+    def gap_after(self, offset: int) -> int:
+        """Return where the next gap begins; past all offsets if there is none."""
+        return min((start for start, _ in self.table.gaps if start > offset), default=OFFSET_MAX)
 
     def ready(self) -> Appender:
         """Return the appender, or raise why appends are refused."""

@@ -36,6 +36,8 @@ class PartitionAssignment(msgspec.Struct, frozen=True):
     """The partition's log directory."""
     durable_end: int
     """Offsets below this are fsynced: the table process may read them, and nothing past them."""
+    gap_end: int = 0
+    """The partition goes on here: what is missing before it was lost with a volume."""
 
 
 class TopicAssignment(msgspec.Struct, frozen=True):
@@ -61,6 +63,8 @@ class PartitionState(msgspec.Struct, frozen=True):
     state: Phase = Phase.OPENING
     reason: str = ""
     message: str = ""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Offsets [start, end) that were lost with a volume that a person gave up."""
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -104,8 +108,8 @@ class TableEngine(Protocol):
     def frontier_at(self, topic: str, snapshot_id: int | None, tag: str | None) -> dict[int, int]:
         """Return each partition's frontier in a snapshot, named by its id or tag."""
 
-    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return the first kept offset and the frontier of each partition in the table now."""
+    def bounds(self, topic: str) -> dict[int, PartitionState]:
+        """Return how far each partition is in the table now."""
 
     def stats(self, topic: str) -> dict[str, Any]:
         """Table health from metadata."""

@@ -46,6 +46,7 @@ class PartitionReader:
         try:
             while limit > 0:
                 appender = self.partition.readable()
+                self.offset = self.partition.past_gap(self.offset)
                 if self.offset >= appender.end:
                     return
                 if self.offset < appender.start:
@@ -83,7 +84,7 @@ class PartitionReader:
                 "OffsetExpired",
                 f"offset {self.offset} is past retention; the first kept is {table.start}",
             )
-        end = min(table.next, appender.start)
+        end = min(table.next, appender.start, self.partition.gap_after(self.offset))
         if end <= self.offset:
             raise Retryable(
                 "HistoryNotReady", "the table's frontier is not known yet; try again", 500

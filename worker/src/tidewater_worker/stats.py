@@ -52,11 +52,17 @@ def _elsewhere(partition: Partition) -> dict[str, Any]:
 
 
 def _gap(partition: Partition) -> dict[str, Any]:
+    """Name what was lost with a volume: all gaps from the table, the newest with its reason."""
     owner = partition.owner
-    if owner is None or owner.gap is None:
-        return {}
-    gap = owner.gap
-    return {"gap": {"start": gap.start, "end": gap.end, "reason": gap.reason}}
+    found: dict[str, Any] = {}
+    if partition.table.gaps:
+        found["gaps"] = [{"start": start, "end": end} for start, end in partition.table.gaps]
+    if owner is not None and owner.gap is not None:
+        gap = owner.gap
+        found["gap"] = {
+            "start": gap.start, "end": gap.end, "worker": gap.worker_id, "reason": gap.reason,
+        }  # fmt: skip
+    return found
 
 
 def _partition(node: Node, partition: Partition) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
+from tidewater_core import names
 from tidewater_core.errors import Invalid, TidewaterError, TooLarge
 from tidewater_worker import __doc__ as worker_doc
 from tidewater_worker import stats
@@ -290,6 +291,7 @@ async def _json_body(reader: PartitionReader, limit: int, bytes_max: int) -> Res
     pieces: list[bytes] = []
     rows = size = 0
     begin = reader.offset
+    position = reader.partition.past_gap(begin)
     async for batch in reader.batches(limit):
         async for piece in _slices(batch):
             fitting = piece.slice(0, _rows_within(piece, bytes_max - size))
@@ -297,6 +299,7 @@ async def _json_body(reader: PartitionReader, limit: int, bytes_max: int) -> Res
                 fitting = piece.slice(0, 1)  # one message is always given
             if fitting.num_rows:
                 pieces.append(msgspec.json.encode(encode.to_messages(fitting))[1:-1])
+                position = fitting.column(names.TW_OFFSET)[-1].as_py() + 1
             rows, size = rows + fitting.num_rows, size + fitting.nbytes
             if fitting.num_rows < piece.num_rows:
                 break
@@ -305,8 +308,11 @@ async def _json_body(reader: PartitionReader, limit: int, bytes_max: int) -> Res
         break
     end = reader.partition.readable().end
     head = b'{"messages":[' + b",".join(pieces)
-    tail = b'],"next_offset":%d,"end_offset":%d}' % (begin + rows, end)
-    return Response(head + tail, media_type=JSON_TYPE)
+    tail = b'],"next_offset":%d,"end_offset":%d' % (position, end)
+    passed = [gap for gap in reader.partition.table.gaps if gap[0] < position and gap[1] > begin]
+    if passed:  # lost with a volume: a reader is told, not left to wonder
+        tail += b',"gaps":' + msgspec.json.encode([{"start": a, "end": b} for a, b in passed])
+    return Response(head + tail + b"}", media_type=JSON_TYPE)
 
 
 def _add_producing(app: FastAPI, node: Node, producing: Producing) -> None:

@@ -116,13 +116,13 @@ class Forwarding:
     async def table_only(self, partition: Partition, offset: int | None) -> Partition:
         """Return a partition whose owner is away as far as the table has it."""
         bounds = await self._link.bounds(partition.topic)
-        start, end = bounds.get(partition.number, (0, 0))
-        if offset is not None and offset > end:
+        table = bounds.get(partition.number, PartitionState(state=Phase.RUNNING))
+        if offset is not None and offset > table.next:
             partition.ready()  # not ours: raises who has it
         return Partition(
             partition.topic, partition.number, partition.directory, partition.epoch,
-            table=PartitionState(end, start, state=Phase.RUNNING), refusal=partition.refusal,
-            table_end=TableEnd(end), owner=partition.owner, is_elsewhere=True,
+            table=table, table_end=TableEnd(table.next), refusal=partition.refusal,
+            owner=partition.owner, is_elsewhere=True,
         )  # fmt: skip
 
     async def flush(self, topic: Topic, timeout_s: float) -> list[dict[str, Any]]:

@@ -15,11 +15,12 @@ from tidewater_core.clock import IdSource
 from tidewater_core.errors import Corrupt, Fenced, Retryable, TidewaterError
 from tidewater_core.names import log_path
 from tidewater_worker.cluster.handover import Handover, discard, leave, receive, resume
-from tidewater_worker.cluster.plan import Action, decide
-from tidewater_worker.coordination.port import Coordination, Ownership, Registry, WorkerInfo
+from tidewater_worker.cluster.plan import Action, decide, next_after_gap
+from tidewater_worker.coordination.port import Coordination, Gap, Ownership, Registry, WorkerInfo
 from tidewater_worker.coordination.rules import is_of
 from tidewater_worker.log.recover import Recovered, recover
 from tidewater_worker.partition import DirectoryLock, Partition
+from tidewater_worker.ports import PartitionState
 from tidewater_worker.topic import Topic
 from tidewater_worker.volume import Drained, clear_drained, read_drained, volume_id
 
@@ -174,7 +175,7 @@ class Owning:
         previous = grant.previous
         try:
             await self._refuse_stale(partition, previous, recovered)
-            recovered = await self._come_after(partition, previous, recovered)
+            recovered = await self._come_after(partition, previous, recovered, grant.epoch)
         except TidewaterError:
             # As it was: another one may be luckier.
             drained_at = None if previous is None else previous.drained_at
@@ -213,7 +214,7 @@ class Owning:
                 f"{recovered.next_offset} were kept",
             )
         bounds = await self._node.link.bounds(partition.topic)
-        _, frontier = bounds.get(partition.number, (0, 0))
+        frontier = bounds.get(partition.number, PartitionState()).next
         if frontier < drained.end:
             raise Corrupt(
                 "FrontierMovedBack",
@@ -222,12 +223,15 @@ class Owning:
             )
 
     async def _come_after(
-        self, partition: Partition, previous: Ownership | None, recovered: Recovered
+        self, partition: Partition, previous: Ownership | None, recovered: Recovered, epoch: int
     ) -> Recovered:
         """Go on after another volume's owner: from the table, with what that one left."""
         directory = partition.directory
         if previous is None or is_of(previous, self.me):
             return await asyncio.to_thread(resume, directory, recovered)
+        if previous.drained_at is None:
+            await self._note_gap(partition, previous, epoch)
+            return Recovered()
         await asyncio.to_thread(discard, directory, recovered)
         last = self.registry.workers.get(previous.worker_id)
         if last is None:
@@ -241,6 +245,24 @@ class Owning:
         answer = await self._node.forwarding.call(last.url, "GET", target)
         handover = msgspec.convert(answer, Handover)
         return await asyncio.to_thread(receive, directory, handover)
+
+    async def _note_gap(self, partition: Partition, lost: Ownership, epoch: int) -> None:
+        """Record that messages were lost with a volume, and where the partition goes on.
+
+        Nobody knows how many there were. None of their offsets may be given again, since readers
+        may have seen them: the partition goes on further than any log could have reached.
+        """
+        name, number = partition.topic, partition.number
+        frontier = (await self._node.link.bounds(name)).get(number, PartitionState()).next
+        gap = Gap(
+            frontier, next_after_gap(frontier), lost.volume, lost.given_up or "", lost.worker_id
+        )
+        await self._coordination.note_gap(name, number, epoch, gap)
+        partition.owner = Ownership(number, self.me.worker_id, epoch, self.me.volume, gap=gap)
+        log.error(
+            "%s partition %s: offsets %s to %s were lost with the volume of worker %s (%s)",
+            name, number, gap.start, gap.end - 1, lost.worker_id, gap.reason,
+        )  # fmt: skip
 
     # ---- letting go
 

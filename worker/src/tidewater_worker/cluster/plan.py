@@ -10,9 +10,21 @@ on another volume           nothing: it waits for that volume (G5)
 
 from collections.abc import Container
 from enum import StrEnum
+from typing import Final
 
 from tidewater_worker.coordination.port import Ownership, WorkerInfo
 from tidewater_worker.coordination.rules import is_of
+
+GAP_OFFSETS: Final = 10_000_000_000
+"""More messages than a log can hold that waits for its table (100 GiB of the smallest)."""
+
+
+def next_after_gap(frontier: int) -> int:
+    """Return where a partition goes on whose messages from the frontier on are lost.
+
+    A round number, so that people see it.
+    """
+    return (frontier // GAP_OFFSETS + 2) * GAP_OFFSETS
 
 
 class Action(StrEnum):

@@ -64,6 +64,8 @@ class Gap(msgspec.Struct, frozen=True):
     volume: str
     reason: str = ""
     """What the person said."""
+    worker_id: str = ""
+    """Whose volume it was."""
 
 
 class Ownership(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidewater_core.errors import Retryable, TidewaterError
 from tidewater_worker.link import wire
-from tidewater_worker.ports import FlushResult, TopicAssignment, TopicState
+from tidewater_worker.ports import FlushResult, PartitionState, TopicAssignment, TopicState
 
 RECONNECT_S: Final = 0.05
 RECONNECT_S_MAX: Final = 1.0
@@ -88,10 +88,10 @@ class TableLink:
         )  # fmt: skip
         return result
 
-    async def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return the first kept offset and the frontier of each partition in the table now."""
-        result: dict[str, list[int]] = await self._call({"op": "bounds", "topic": topic})
-        return {int(partition): (start, end) for partition, (start, end) in result.items()}
+    async def bounds(self, topic: str) -> dict[int, PartitionState]:
+        """Return how far each partition is in the table now."""
+        result = await self._call({"op": "bounds", "topic": topic})
+        return msgspec.convert(result, dict[int, PartitionState], str_keys=True)
 
     async def frontier_at(
         self, topic: str, snapshot_id: int | None, tag: str | None

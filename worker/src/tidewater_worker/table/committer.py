@@ -10,7 +10,7 @@ from tidewater_core.errors import OutcomeUnknown, Retryable, TidewaterError
 from tidewater_worker.table.catalog import CommitRefused, TableCatalog
 from tidewater_worker.table.commit import AddRows, Load, RaiseEpoch, Reply
 from tidewater_worker.table.files import remove_files
-from tidewater_worker.table.frontier import UNWRITTEN, Claim, Frontier
+from tidewater_worker.table.frontier import UNWRITTEN, Claim, Frontier, gap_value
 from tidewater_worker.table.opening import TopicTable, load_fitting
 from tidewater_worker.table.snapshot import Keeping, ManifestCache, Prepared, propose
 from tidewater_worker.table.view import TableView, view_after
@@ -98,7 +98,17 @@ class Committer:
             properties = {names.TOPIC_UUID: self.where.uuid}
         for partition, claim in claims.items():
             found = view.frontiers.get(partition, UNWRITTEN)
-            frontiers[partition] = Frontier(found.next, claim.epoch)
+            frontiers[partition] = Frontier(max(found.next, claim.gap_end), claim.epoch)
+            if claim.gap_end > found.next:
+                gaps = (*view.gaps.get(partition, ()), (found.next, claim.gap_end))
+                properties[names.gap_property(partition)] = gap_value(gaps)
+                log.error(
+                    "a gap is recorded topic=%s partition=%d offsets=%d..%d",
+                    self.where.topic,
+                    partition,
+                    found.next,
+                    claim.gap_end - 1,
+                )
         prepared = Prepared(
             self._ids.snapshot_id(), self._ids.uuid(), {}, (), None, properties=properties
         )

@@ -66,6 +66,28 @@ def parse_starts(properties: Mapping[str, str]) -> dict[int, int]:
     return starts
 
 
+def parse_gaps(properties: Mapping[str, str]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Read the offsets that were lost with volumes that a person gave up."""
+    gaps: dict[int, tuple[tuple[int, int], ...]] = {}
+    for key, text in properties.items():
+        partition = names.partition_of_gap(key)
+        if partition is None:
+            continue
+        try:
+            found = json.loads(text)
+            gaps[partition] = tuple((int(gap["start"]), int(gap["end"])) for gap in found)
+        except (ValueError, KeyError, TypeError):
+            raise Corrupt(
+                "GapDamaged", f"table property {key} is {text[:80]!r}, not a list of gaps"
+            ) from None
+    return gaps
+
+
+def gap_value(gaps: tuple[tuple[int, int], ...]) -> str:
+    """Write the property of a partition's gaps."""
+    return json.dumps([{"start": a, "end": b} for a, b in gaps], separators=(",", ":"))
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What this process holds of a partition."""
@@ -74,6 +96,8 @@ class Claim:
     """Our ownership epoch."""
     committed: int | None
     """The frontier as we last saw or committed it; None before the first load."""
+    gap_end: int = 0
+    """A frontier below this is raised to it: what lies between was lost with a volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +177,11 @@ def decide(
     ahead = {p: table[p].next for p, span in batch.items() if table[p].next != span.first}
     if ahead:
         return Recut(ahead)
-    low = tuple(sorted(p for p, claim in claims.items() if table[p].epoch < claim.epoch))
+    low = tuple(
+        sorted(
+            p
+            for p, claim in claims.items()
+            if table[p].epoch < claim.epoch or table[p].next < claim.gap_end
+        )
+    )
     return EpochFirst(low) if low else Go()

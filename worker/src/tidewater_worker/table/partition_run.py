@@ -7,7 +7,7 @@ from pathlib import Path
 from tidewater_worker.log.reader import LogReader
 from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase, TopicAssignment
 from tidewater_worker.table.cut import Source
-from tidewater_worker.table.frontier import Claim, Frontier
+from tidewater_worker.table.frontier import UNWRITTEN, Claim, Frontier
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class PartitionRun:
     epoch: int
     directory: str
     durable_end: int
+    gap_end: int
     log: LogReader = field(repr=False)
     opened: bool = False
     """The frontier is known."""
@@ -26,6 +27,7 @@ class PartitionRun:
     phase: Phase = Phase.OPENING
     reason: str = ""
     message: str = ""
+    gaps: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, number: int, assignment: PartitionAssignment) -> "PartitionRun":
@@ -35,6 +37,7 @@ class PartitionRun:
             epoch=assignment.epoch,
             directory=assignment.directory,
             durable_end=assignment.durable_end,
+            gap_end=assignment.gap_end,
             log=LogReader(Path(assignment.directory)),
         )
 
@@ -51,7 +54,12 @@ class PartitionRun:
     @property
     def claim(self) -> Claim:
         """What we hold against the table."""
-        return Claim(self.epoch, self.next if self.opened else None)
+        return Claim(self.epoch, self.next if self.opened else None, self.gap_end)
+
+    def must_go_first(self, found: Frontier | None) -> bool:
+        """Say if our epoch, or the end of a gap, has to be in the table before a first row."""
+        there = found or UNWRITTEN
+        return there.epoch < self.epoch or there.next < self.gap_end
 
     def open(self, found: Frontier, start: int) -> None:
         """Take the frontier from the table, unless log and table do not fit together (G7)."""
@@ -118,6 +126,7 @@ class PartitionRun:
             state=self.phase,
             reason=self.reason,
             message=self.message,
+            gaps=self.gaps,
         )
 
 

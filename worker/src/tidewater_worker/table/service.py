@@ -12,7 +12,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
-from tidewater_worker.ports import FlushResult, TopicAssignment, TopicState
+from tidewater_worker.ports import FlushResult, PartitionState, Phase, TopicAssignment, TopicState
 from tidewater_worker.table.catalog import TableCatalog, open_catalog
 from tidewater_worker.table.flushing import flush_result, flush_timeout
 from tidewater_worker.table.health import table_health
@@ -122,10 +122,19 @@ class TableService:
         counters = {} if run is None else run.counters()
         return {**table_health(self._reader(topic).view()), **counters}
 
-    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return the first kept offset and the frontier of each partition in the table now."""
+    def bounds(self, topic: str) -> dict[int, PartitionState]:
+        """Return how far each partition is in the table now."""
         view = self._reader(topic).view(newest=True)
-        return {n: (view.starts.get(n, 0), found.next) for n, found in view.frontiers.items()}
+        return {
+            number: PartitionState(
+                found.next,
+                view.starts.get(number, 0),
+                found.epoch,
+                Phase.RUNNING,
+                gaps=view.gaps.get(number, ()),
+            )
+            for number, found in view.frontiers.items()
+        }
 
     def _reader(self, topic: str) -> HistoryReader:
         run = self._topics.get(topic)

@@ -234,10 +234,10 @@ class TopicRun:
         # An empty log learns its first offset from the table: nobody may move it afterwards, so
         # our epoch goes first. Where there is a log, it can wait for the first rows.
         claims = {
-            number: Claim(epoch, None)
-            for number, epoch in epochs.items()
+            run.number: run.claim
+            for run in opening
             if ours
-            or (starts[number] is None and view.frontiers.get(number, UNWRITTEN).epoch < epoch)
+            or (starts[run.number] is None and run.must_go_first(view.frontiers.get(run.number)))
         }
         if claims:
             return self._begin(identity, claims, view)
@@ -250,6 +250,7 @@ class TopicRun:
             found = view.frontiers.get(run.number, UNWRITTEN)
             try:
                 bind_table(self.where, view)
+                run.gaps = view.gaps.get(run.number, ())
                 run.open(found, view.starts.get(run.number, 0))
                 if found.next == 0:
                     # Written by nobody, or the property was lost: rows would be added twice.

@@ -1,14 +1,14 @@
 """A table as loaded, with what Tidewater keeps in it read out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from tidewater_core import names
-from tidewater_worker.table.frontier import Frontier, parse_frontiers, parse_starts
+from tidewater_worker.table.frontier import Frontier, parse_frontiers, parse_gaps, parse_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class TableView:
     metadata: TableMetadata
     frontiers: Mapping[int, Frontier]
     starts: Mapping[int, int]
+    gaps: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @property
     def table_uuid(self) -> str:
@@ -51,7 +52,13 @@ class TableView:
 def view_of(table: Table) -> TableView:
     """Read a loaded table."""
     properties = table.metadata.properties
-    return TableView(table, table.metadata, parse_frontiers(properties), parse_starts(properties))
+    return TableView(
+        table,
+        table.metadata,
+        parse_frontiers(properties),
+        parse_starts(properties),
+        parse_gaps(properties),
+    )
 
 
 def view_after(before: TableView, response: CommitTableResponse) -> TableView:
