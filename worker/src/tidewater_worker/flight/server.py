@@ -30,7 +30,8 @@ STREAMS_MAX: Final = 128
 CALL_S: Final = 60.0
 FOLLOW_S: Final = 0.25
 """A stream that has nothing to send looks this often whether its client is still there."""
-STOP_S: Final = 5.0
+STOP_S: Final = 2.0
+"""How long streams of clients may take to end when the worker stops; then they are cut."""
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
