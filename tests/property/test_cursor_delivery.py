@@ -13,15 +13,9 @@ from hypothesis.stateful import (
 )
 
 from tidewater_worker.dispatch.cursor import Cursor, decode_ranges, encode_ranges
-from tidewater_worker.dispatch.delivery import (
-    PARTITION_KEY,
-    Delivery,
-    Leased,
-    Order,
-    Outcome,
-    Policy,
-)
+from tidewater_worker.dispatch.delivery import PARTITION_KEY, Delivery
 from tidewater_worker.dispatch.keyshared import Ring, partition_owner
+from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
 
 CONSUMERS = ("a", "b", "c")
 WINDOW = 30

@@ -12,7 +12,7 @@ from tidewater_worker.api import socket_messages as say
 from tidewater_worker.api.socket_reading import CHUNK_BYTES, CHUNK_ROWS, Client
 from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.dispatch.part import Delivered
-from tidewater_worker.dispatch.subscription import Report
+from tidewater_worker.dispatch.report import Report
 from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.topic import Topic
 

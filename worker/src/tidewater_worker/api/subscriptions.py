@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from itertools import count
 from typing import Annotated, Any, Final, TypeVar
@@ -14,11 +15,14 @@ from pydantic import ValidationError
 
 from tidewater_core.crd.explain import problems
 from tidewater_core.crd.subscription import StartFrom
-from tidewater_core.errors import Invalid, NotFound, TooLarge
+from tidewater_core.errors import Invalid, TidewaterError, TooLarge
 from tidewater_worker.api import decode, encode
+from tidewater_worker.api.routes import is_forwarded
 from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.dispatch.part import Delivered
-from tidewater_worker.dispatch.subscription import Report, Subscription
+from tidewater_worker.dispatch.report import Report
+from tidewater_worker.dispatch.spread import Spread
+from tidewater_worker.dispatch.subscription import Subscription
 from tidewater_worker.node import Node
 from tidewater_worker.schema import table_arrow_schema
 
@@ -34,6 +38,8 @@ SSE: Final = "text/event-stream"
 ACK_ID_COLUMN: Final = "tw_ack_id"
 DELIVERY_COLUMN: Final = "tw_delivery"
 T = TypeVar("T")
+Served = Spread | Subscription
+log = logging.getLogger(__name__)
 _stream_numbers = count(1)
 
 
@@ -93,6 +99,15 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
+def _find(
+    request: Request, dispatch: Dispatch, namespace: str, name: str, subscription: str
+) -> Served:
+    """Return a subscription; for another worker only what is here."""
+    if is_forwarded(request):
+        return dispatch.local(namespace, name, subscription)
+    return dispatch.find(namespace, name, subscription)
+
+
 async def _body(request: Request, kind: type[T]) -> T:
     data = bytearray()
     async for chunk in request.stream():
@@ -116,9 +131,12 @@ def _add_status(app: FastAPI, dispatch: Dispatch) -> None:
         return _json({"subscriptions": [await subscription.status() for subscription in found]})
 
     @app.get("/v1/{namespace}/{name}/subscriptions/{subscription}")
-    async def subscription(namespace: str, name: str, subscription: str) -> Response:
+    async def subscription(
+        request: Request, namespace: str, name: str, subscription: str
+    ) -> Response:
         """Return one subscription: how far it is, its consumers, what is not acknowledged."""
-        return _json(await dispatch.find(namespace, name, subscription).status())
+        found = _find(request, dispatch, namespace, name, subscription)
+        return _json(await found.status())
 
 
 # ---- pull
@@ -129,7 +147,7 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
     async def pull(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Take messages; waits up to `wait_ms` for the first one."""
         body = await _body(request, PullBody)
-        found = dispatch.find(namespace, name, subscription)
+        found = _find(request, dispatch, namespace, name, subscription)
         limits = node.settings.limits
         work = found.pull(
             body.consumer,
@@ -138,6 +156,11 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
             limits.read_bytes_max.bytes,
         )
         delivered = await _unless_gone(request, work) if body.wait_ms else await work
+        if decode.ARROW in request.headers.get("accept", ""):
+            schema = _arrow_schema(table_arrow_schema(found.topic.spec))
+            head = encode.arrow_schema_message(schema)
+            data = b"".join([head, _arrow(delivered or [], schema), encode.ARROW_END])
+            return Response(data, media_type=decode.ARROW)
         return _json({"messages": _messages(delivered or [])})
 
 
@@ -190,7 +213,7 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
     async def ack(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Acknowledge deliveries; answered when that is stored."""
         body = await _body(request, AckBody)
-        found = dispatch.find(namespace, name, subscription)
+        found = _find(request, dispatch, namespace, name, subscription)
         _touch(found, body.consumer)
         return _report("acked", await found.ack(body.ack_ids))
 
@@ -198,7 +221,7 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
     async def nack(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Give messages back, to be delivered again after `delay_ms` or the backoff."""
         body = await _body(request, NackBody)
-        found = dispatch.find(namespace, name, subscription)
+        found = _find(request, dispatch, namespace, name, subscription)
         _touch(found, body.consumer)
         delay_s = None if body.delay_ms is None else body.delay_ms / 1000
         return _report("nacked", await found.nack(body.ack_ids, delay_s))
@@ -207,13 +230,13 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
     async def extend(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Hold messages for another `deadline_ms`, or another ackDeadline."""
         body = await _body(request, ExtendBody)
-        found = dispatch.find(namespace, name, subscription)
+        found = _find(request, dispatch, namespace, name, subscription)
         _touch(found, body.consumer)
         deadline_s = None if body.deadline_ms is None else body.deadline_ms / 1000
         return _report("extended", await found.extend(body.ack_ids, deadline_s))
 
 
-def _touch(subscription: Subscription, consumer: str | None) -> None:
+def _touch(subscription: Served, consumer: str | None) -> None:
     if consumer is not None:
         subscription.touch(consumer)
 
@@ -233,21 +256,22 @@ def _add_moves(app: FastAPI, dispatch: Dispatch) -> None:
         except ValidationError as error:
             told = "; ".join(problems(error, StartFrom))
             raise Invalid("InvalidStartFrom", told) from error
-        offsets = await dispatch.find(namespace, name, subscription).seek(start)
+        offsets = await _find(request, dispatch, namespace, name, subscription).seek(start)
         return _json({"offsets": {str(number): at for number, at in offsets.items()}})
 
     @app.post(f"{path}/leave")
     async def leave(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Say that a consumer is gone: what it holds goes to others at once."""
         body = await _body(request, LeaveBody)
-        dispatch.find(namespace, name, subscription).leave(body.consumer)
+        _find(request, dispatch, namespace, name, subscription).leave(body.consumer)
         return _json({})
 
     @app.post(f"{path}/replay")
     async def replay(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Deliver the originals of the next dead letters again."""
         body = await _body(request, ReplayBody)
-        found = dispatch.find(namespace, name, subscription)
+        dispatch.find(namespace, name, subscription).check_replay()
+        found = dispatch.local(namespace, name, subscription)
         return _json(await dispatch.dead_letters.replay(found, body.max))
 
 
@@ -265,21 +289,23 @@ def _add_stream(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
         max_batch: Annotated[int, Query(ge=1, alias="max")] = STREAM_ROWS,
     ) -> Response:
         """Follow a subscription: server-sent events, NDJSON or Arrow; ack by the other calls."""
-        found = dispatch.find(namespace, name, subscription)
+        found = _find(request, dispatch, namespace, name, subscription)
         limit = min(max_batch, node.settings.limits.read_rows_max)
         accept = request.headers.get("accept", "")
         if decode.ARROW in accept:
             schema = _arrow_schema(table_arrow_schema(found.topic.spec))
             head, write = encode.arrow_schema_message(schema), lambda d: _arrow(d, schema)
-            media, idle = decode.ARROW, b""
+            media, idle, last = decode.ARROW, b"", lambda _error: encode.ARROW_END
         elif decode.NDJSON in accept:
             head, write, media, idle = b"", _ndjson, decode.NDJSON, b""
+            last = _error_line
         else:
             head, write, media, idle = b": tidewater\n\n", _events, SSE, b": idle\n\n"
+            last = _error_event
         # Refusals (an Exclusive subscription that is taken) become a status, not half a stream.
         who = consumer or f"stream-{next(_stream_numbers)}"
         first = await found.pull(who, limit, 0, STREAM_BYTES)
-        body = _follow(found, who, limit, first, write, idle, leaves=consumer is None)
+        body = _follow(found, who, limit, first, write, idle, last, leaves=consumer is None)
         return StreamingResponse(
             _after(head, body), media_type=media, headers={"cache-control": "no-store"}
         )
@@ -296,12 +322,13 @@ async def _after(head: bytes, body: AsyncGenerator[bytes, None]) -> AsyncGenerat
 
 
 async def _follow(
-    subscription: Subscription,
+    subscription: Served,
     consumer: str,
     limit: int,
     delivered: list[Delivered],
     write: Callable[[list[Delivered]], bytes],
     idle: bytes,
+    last: Callable[[TidewaterError], bytes],
     *,
     leaves: bool,
 ) -> AsyncGenerator[bytes, None]:
@@ -313,8 +340,10 @@ async def _follow(
             elif idle:
                 yield idle
             delivered = await subscription.pull(consumer, limit, HEARTBEAT_S, STREAM_BYTES)
-    except NotFound:
-        return  # the subscription was deleted
+    except TidewaterError as error:
+        # Deleted, shut down, past retention: the last word of the stream says which.
+        log.info("a stream of %s ends: %s", subscription.name, error)
+        yield last(error)
     finally:
         if leaves:
             # Nobody else can come under a name that was made up for this stream.
@@ -331,6 +360,14 @@ def _events(delivered: list[Delivered]) -> bytes:
 
 def _ndjson(delivered: list[Delivered]) -> bytes:
     return msgspec.json.Encoder().encode_lines(_messages(delivered))
+
+
+def _error_event(error: TidewaterError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.to_body())
+
+
+def _error_line(error: TidewaterError) -> bytes:
+    return msgspec.json.encode(error.to_body()) + b"\n"
 
 
 def _arrow_schema(schema: pa.Schema) -> pa.Schema:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from tidewater_worker.log.appender import Appender
+from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
 
 WAIT_S: Final = 30.0
@@ -40,7 +41,7 @@ class Bell:
         for partition in topic.partitions.values():
             appender = partition.appender
             if appender is not None and appender not in self._watched:
-                watch = self._watch(str(topic.name), appender, appender.end)
+                watch = self._watch(str(topic.name), partition, appender, appender.end)
                 self._watched[appender] = asyncio.create_task(watch)
 
     def ring(self, topic: str) -> None:
@@ -48,9 +49,9 @@ class Bell:
         for woken in self._listeners.get(topic, ()):
             woken.set()
 
-    async def _watch(self, topic: str, appender: Appender, seen: int) -> None:
+    async def _watch(self, topic: str, partition: Partition, appender: Appender, seen: int) -> None:
         try:
-            while topic in self._listeners:
+            while topic in self._listeners and partition.appender is appender:
                 if await appender.wait_past(seen, WAIT_S):
                     seen = appender.end
                     self.ring(topic)

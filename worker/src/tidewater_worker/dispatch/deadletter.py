@@ -8,6 +8,7 @@ subscription gets it again.
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,9 +18,9 @@ from tidewater_core import names
 from tidewater_core.errors import Conflict, Invalid, TidewaterError
 from tidewater_worker.coordination.port import CursorKey
 from tidewater_worker.dispatch.cursor import Progress, decode_progress
-from tidewater_worker.dispatch.delivery import Leased
 from tidewater_worker.dispatch.keyshared import key_hash
 from tidewater_worker.dispatch.part import Part
+from tidewater_worker.dispatch.policy import Leased
 from tidewater_worker.dispatch.ports import ProgressPort
 from tidewater_worker.dispatch.store import ProgressStore
 from tidewater_worker.log.group import Headers, Rows, Submission
@@ -79,12 +80,17 @@ class DeadLetters:
         loop = asyncio.get_running_loop()
         waiting: list[asyncio.Future[Stored]] = []
         for number, rows in topic.route(payload, size, None, None):
-            appender = topic.partition(number).ready()
             future: asyncio.Future[Stored] = loop.create_future()
-            submission = Submission(rows, size, lambda result, f=future: _resolve(f, result))  # type: ignore[misc]
+            waiting.append(future)
+            done = partial(_resolve, future)
+            partition = topic.partition(number)
+            if topic.is_elsewhere(number):
+                self._node.forwarding.produce(topic, partition, rows, None, done)
+                continue
+            submission = Submission(rows, size, done)
+            appender = partition.ready()
             appender.check(submission)
             appender.offer(submission)
-            waiting.append(future)
         await asyncio.gather(*waiting)
 
     # ---- and back

@@ -8,11 +8,13 @@ from typing import Final
 from pydantic import ValidationError
 
 from tidewater_core.crd.subscription import SubscriptionSpec
-from tidewater_core.errors import NotFound, TidewaterError
+from tidewater_core.errors import NotFound, Retryable, TidewaterError
 from tidewater_worker.coordination.port import RegisteredSubscription
 from tidewater_worker.dispatch.bell import Bell
 from tidewater_worker.dispatch.deadletter import DeadLetters
+from tidewater_worker.dispatch.idle import Idle
 from tidewater_worker.dispatch.ports import ProgressPort
+from tidewater_worker.dispatch.spread import Spread
 from tidewater_worker.dispatch.store import ProgressStore
 from tidewater_worker.dispatch.subscription import Subscription
 from tidewater_worker.node import Node
@@ -31,6 +33,7 @@ class Dispatch:
         self._node, self._port = node, port
         self.store = ProgressStore(port)
         self.bell = Bell()
+        self.idle = Idle(node.clock)
         self.dead_letters = DeadLetters(node, self.store, port)
         self._by_name: dict[str, Subscription] = {}
         self._registered: dict[str, RegisteredSubscription] = {}
@@ -56,7 +59,8 @@ class Dispatch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for subscription in self._by_name.values():
-            subscription.close()
+            subscription.end(Retryable("ShuttingDown", "this worker is shutting down", 500))
+        await self.idle.close()
         await self.bell.close()
         await self.store.close()
 
@@ -102,8 +106,8 @@ class Dispatch:
         else:
             self._drop(registered.name)
             subscription = Subscription(
-                self._node, self.store, self.bell, self.dead_letters, self._port.load_cursors,
-                registered.name, registered.uuid, spec,
+                self._node, self.store, self.bell, self.dead_letters, self.idle,
+                self._port.load_cursors, registered.name, registered.uuid, spec,
             )  # fmt: skip
             self._by_name[registered.name] = subscription
             topic = self._by_topic.setdefault(subscription.topic_name, {})
@@ -115,7 +119,9 @@ class Dispatch:
         self._registered.pop(name, None)
         if subscription is not None:
             self._by_topic[subscription.topic_name].pop(name.partition("/")[2], None)
-            subscription.close()
+            subscription.end(
+                NotFound("UnknownSubscription", f"there is no subscription {name} any more")
+            )
 
     async def _open_all(self) -> None:
         """Give every subscription its place in every partition, as soon as both are there.
@@ -147,8 +153,12 @@ class Dispatch:
 
     # ---- what there is
 
-    def find(self, namespace: str, topic: str, name: str) -> Subscription:
-        """Return a subscription of a topic, or raise that there is none."""
+    def find(self, namespace: str, topic: str, name: str) -> Spread:
+        """Return a subscription with all its partitions, or raise that there is none."""
+        return Spread(self._node, self.local(namespace, topic, name))
+
+    def local(self, namespace: str, topic: str, name: str) -> Subscription:
+        """Return a subscription with the partitions that are here, or raise that there is none."""
         found = self._by_topic.get(f"{namespace}/{topic}", {}).get(name)
         if found is None:
             self._node.topic(namespace, topic)
@@ -158,8 +168,8 @@ class Dispatch:
             )
         return found
 
-    def of_topic(self, namespace: str, topic: str) -> list[Subscription]:
+    def of_topic(self, namespace: str, topic: str) -> list[Spread]:
         """Return the subscriptions of a topic, by name."""
         self._node.topic(namespace, topic)
         found = self._by_topic.get(f"{namespace}/{topic}", {})
-        return [found[name] for name in sorted(found)]
+        return [Spread(self._node, found[name]) for name in sorted(found)]

@@ -13,6 +13,8 @@ from tidewater_core.errors import Conflict, Invalid, Overloaded
 CONSUMERS_MAX: Final = 1_000
 """Consumers of one subscription on one worker."""
 NAME_CHARS_MAX: Final = 128
+TIMEOUT_S_MIN: Final = 1.0
+"""A consumer between two pulls is not gone, however short its deadlines are."""
 
 
 class _Member:
@@ -27,9 +29,13 @@ class Members:
     """The consumers of one subscription."""
 
     def __init__(self, timeout_s: float, *, is_exclusive: bool) -> None:
-        self.timeout_s = timeout_s
-        self.is_exclusive = is_exclusive
         self._members: dict[str, _Member] = {}
+        self.change(timeout_s, is_exclusive=is_exclusive)
+
+    def change(self, timeout_s: float, *, is_exclusive: bool) -> None:
+        """Go by another rule from now on; whoever is there stays."""
+        self.timeout_s = max(timeout_s, TIMEOUT_S_MIN)
+        self.is_exclusive = is_exclusive
 
     @property
     def names(self) -> list[str]:
@@ -88,7 +94,7 @@ class Members:
             member.seen = now
             return False
         if self.is_exclusive and self._members:
-            (holder,) = self._members
+            holder = next(iter(self._members))
             raise Conflict(
                 "ExclusiveTaken",
                 f"consumer {holder!r} has this Exclusive subscription; it is free again when that "

@@ -12,7 +12,8 @@ from tidewater_core.crd.subscription import SubscriptionSpec, SubscriptionType
 from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.cursor import Progress, encode_ranges
-from tidewater_worker.dispatch.delivery import Delivery, Leased, Order, Outcome, Policy
+from tidewater_worker.dispatch.delivery import Delivery
+from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
 from tidewater_worker.dispatch.window import Piece, Window
 from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
@@ -71,6 +72,11 @@ class Part:
         self.lock = asyncio.Lock()
         """Held while fetching and while the position is moved."""
         self.is_burying = False
+        self.is_retired = False
+        """Another place was chosen since: this progress must not be stored any more."""
+        self.used_at = 0.0
+        self.spec = topic.spec
+        """The topic's spec that batches are read by."""
         self.error: TidewaterError | None = None
         """Why the last look at it gave nothing."""
         self._uuid = uuid
@@ -84,7 +90,8 @@ class Part:
     def is_current(self) -> bool:
         """Tell whether this worker still owns the partition as it did when this was made."""
         return (
-            self.topic.partitions.get(self.number) is self.partition
+            not self.is_retired
+            and self.topic.partitions.get(self.number) is self.partition
             and self.partition.epoch == self.epoch
             and self.partition.appender is not None
         )

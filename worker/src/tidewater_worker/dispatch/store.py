@@ -52,7 +52,7 @@ class ProgressStore:
 
     def note(self, key: CursorKey, encode: Encode) -> None:
         """Store this some time soon."""
-        self._dirty.setdefault(key, encode)
+        self._dirty[key] = encode
         if self._task is None and self._lazy is None:
             self._lazy = asyncio.get_running_loop().call_later(LAZY_S, self._start)
 
@@ -101,7 +101,7 @@ class ProgressStore:
             if encoded is not None:
                 items[key], epochs[key.topic, key.partition] = encoded
         errors = await self._attempt(items, epochs)
-        if errors and len(epochs) > 1:
+        if len(epochs) > 1 and any(isinstance(error, Fenced) for error in errors.values()):
             # All or nothing: one partition that has another owner by now must not stop the rest.
             errors = {}
             for topic, partition in epochs:

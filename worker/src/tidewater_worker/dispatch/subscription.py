@@ -6,28 +6,27 @@ a consumer that waits wakes up for the next of them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import Fenced, NotFound, Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import Fenced, Overloaded, Retryable, TidewaterError
 from tidewater_worker.coordination.port import CursorKey
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.bell import Bell
-from tidewater_worker.dispatch.cursor import Cursor, decode_progress, decode_ranges
 from tidewater_worker.dispatch.deadletter import DeadLetters
-from tidewater_worker.dispatch.delivery import PARTITION_KEY, Delivery, Outcome
-from tidewater_worker.dispatch.filtering import Mask, make_filter
+from tidewater_worker.dispatch.delivery import PARTITION_KEY
+from tidewater_worker.dispatch.idle import Idle
 from tidewater_worker.dispatch.keyshared import Ring, partition_owner
 from tidewater_worker.dispatch.members import Members
-from tidewater_worker.dispatch.part import Delivered, Part, policy_of
+from tidewater_worker.dispatch.opening import Load, Opener
+from tidewater_worker.dispatch.part import Delivered, Part
+from tidewater_worker.dispatch.policy import Outcome
+from tidewater_worker.dispatch.report import Refusal, Report
 from tidewater_worker.dispatch.starting import start_offsets
 from tidewater_worker.dispatch.store import ProgressStore
-from tidewater_worker.dispatch.window import Window
 from tidewater_worker.node import Node
-from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
 
 RANGES_MAX: Final = 100_000
@@ -35,23 +34,6 @@ RANGES_MAX: Final = 100_000
 RETRY_S: Final = 0.5
 """How long a waiting pull leaves a partition alone that could not be read."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An ack id that had no effect, and why."""
-
-    ack_id: str
-    reason: str
-    message: str
-
-
-@dataclass(slots=True)
-class Report:
-    """What became of the ids of one call."""
-
-    done: int = 0
-    refused: list[Refusal] = field(default_factory=list)
 
 
 class Subscription:
@@ -63,7 +45,8 @@ class Subscription:
         store: ProgressStore,
         bell: Bell,
         dead_letters: DeadLetters,
-        load: Callable[[str, str], Any],
+        idle: Idle,
+        load: Load,
         name: str,
         uuid: str,
         spec: SubscriptionSpec,
@@ -74,126 +57,63 @@ class Subscription:
         self.spec = spec
         self.topic_name = f"{name.partition('/')[0]}/{spec.topic}"
         self.parts: dict[int, Part] = {}
-        self.is_gone = False
+        self.ended: TidewaterError | None = None
+        """Why it is no longer served here."""
         self._node, self._store, self._bell = node, store, bell
         self._dead_letters = dead_letters
-        self._load = load
-        self._members = self._make_members()
+        self._idle = idle
+        self._opener = Opener(node, store, load, name, uuid, self.topic_name, self._owner)
+        self._members = Members(spec.ack_deadline.seconds, is_exclusive=self._is_exclusive)
         self._ring = Ring([])
         self._waiters: set[asyncio.Event] = set()
         self._opening = asyncio.Lock()
         self._turn = 0
-        self._topic: Topic | None = None
 
-    def _make_members(self) -> Members:
-        return Members(
-            self.spec.ack_deadline.seconds,
-            is_exclusive=self.spec.type is SubscriptionType.EXCLUSIVE,
-        )
+    @property
+    def _is_exclusive(self) -> bool:
+        return self.spec.type is SubscriptionType.EXCLUSIVE
 
     # ---- partitions
 
     @property
     def topic(self) -> Topic:
         """The topic as this worker has it."""
-        if self.is_gone:
-            raise NotFound("UnknownSubscription", f"there is no subscription {self.name} any more")
+        if self.ended is not None:
+            raise self.ended
         return self._node.topic(*self.topic_name.split("/"))
 
     async def open(self) -> bool:
         """Serve the partitions that are here now; tell whether all that could be are open."""
         topic = self.topic
         await self._drop_parts([p for p in self.parts.values() if not p.is_current])
+        changed = [part for part in self.parts.values() if part.spec is not topic.spec]
+        if changed:
+            await self._rebuild(changed)  # the topic has other columns
         missing = [p for p in topic.partitions.values() if p.number not in self.parts]
         ready = [p for p in missing if p.appender is not None and p.is_open]
         if ready:
             async with self._opening:
                 still = [p for p in ready if p.number not in self.parts]
                 if still:
-                    await self._open_parts(topic, still)
+                    await self._opener.open(self.spec, topic, still, self.parts)
+                    self._members_changed()
         return len(ready) == len(missing)
 
     async def _drop_parts(self, parts: list[Part]) -> None:
         for part in parts:
+            part.is_retired = True
             if self.parts.get(part.number) is part:
                 del self.parts[part.number]
             async with part.lock:
                 await part.window.close()
 
-    async def _open_parts(self, topic: Topic, partitions: list[Partition]) -> None:
-        stored = await self._load(self.name, self.topic_name)
-        wanted = make_filter(self.spec.filter, topic.spec)
-        begin: list[Partition] = []
-        for partition in partitions:
-            part = self._stored_part(topic, partition, stored.get(partition.number), wanted)
-            if part is None:
-                begin.append(partition)
-            else:
-                self.parts[partition.number] = part
-        if begin:
-            await self._begin_parts(topic, begin, wanted)
-        self._members_changed()
-
-    def _stored_part(
-        self, topic: Topic, partition: Partition, data: bytes | None, wanted: Mask | None
-    ) -> Part | None:
-        """Go on where the last owner stopped; None: this partition begins anew."""
-        if data is None:
-            return None
-        progress = decode_progress(data)
-        if (progress.subscription, progress.topic) != (self.uuid, str(topic.uuid)):
-            return None
-        token = self.spec.reset_token
-        if token is not None and token != progress.reset_token:
-            return None
-        cursor = decode_ranges(progress.next, progress.beyond)
-        return self._make_part(
-            topic, partition, cursor, progress.generation, wanted, progress.reset_token
-        )
-
-    async def _begin_parts(
-        self, topic: Topic, partitions: list[Partition], wanted: Mask | None
-    ) -> None:
-        offsets = await start_offsets(self._node, topic, self.spec.start_from, partitions)
-        generation = self._node.clock.now_us()
-        parts = [
-            self._make_part(
-                topic, p, Cursor(offsets[p.number]), generation, wanted, self.spec.reset_token
-            )
-            for p in partitions
-        ]
-        # Stored before the first delivery: after a restart `latest` is still the same place.
-        await self._store.save({self._key(part): part.encode for part in parts})
-        for part in parts:
-            self.parts[part.number] = part
-        log.info("subscription %s begins at %s", self.name, offsets)
-
-    def _make_part(
-        self,
-        topic: Topic,
-        partition: Partition,
-        cursor: Cursor,
-        generation: int,
-        wanted: Mask | None,
-        token: str | None,
-        first_lease: int = 0,
-    ) -> Part:
-        number = partition.number
-        delivery = Delivery(
-            policy_of(self.spec), cursor, generation, lambda key: self._owner(number, key),
-            first_lease=first_lease,
-        )  # fmt: skip
-        window = Window(self._node, topic, partition, self.spec.isolation, wanted)
-        return Part(topic, partition, self.uuid, delivery, window, token)
-
     def _key(self, part: Part) -> CursorKey:
-        return CursorKey(self.name, self.topic_name, part.number)
+        return self._opener.key(part)
 
     async def change(self, spec: SubscriptionSpec) -> None:
         """Take a new spec. What is out stays acknowledgeable; a new resetToken moves it."""
         before, self.spec = self.spec, spec
-        if before.type is not spec.type or before.ack_deadline != spec.ack_deadline:
-            self._members = self._make_members()
+        self._members.change(spec.ack_deadline.seconds, is_exclusive=self._is_exclusive)
         resets = spec.reset_token is not None and spec.reset_token != before.reset_token
         parts = list(self.parts.values())
         if resets:
@@ -206,18 +126,16 @@ class Subscription:
     async def _rebuild(self, parts: list[Part]) -> None:
         """Deliver by the new spec from the same place."""
         for part in parts:
-            wanted = make_filter(self.spec.filter, part.topic.spec)
             async with part.lock:
-                self.parts[part.number] = self._make_part(
-                    part.topic, part.partition, part.delivery.cursor, part.delivery.generation,
-                    wanted, part.reset_token, part.delivery.last_lease,
-                )  # fmt: skip
+                fresh = self._opener.again(self.spec, part)
                 await part.window.close()
+                part.delivery, part.window = fresh.delivery, fresh.window
+                part.spec = part.topic.spec
         self._members_changed()
 
-    def close(self) -> None:
+    def end(self, why: TidewaterError) -> None:
         """Let every waiting consumer know that this is over here."""
-        self.is_gone = True
+        self.ended = why
         self.notify()
 
     # ---- members
@@ -331,6 +249,7 @@ class Subscription:
     ) -> list[Delivered]:
         before = part.delivery.fetched
         allowed = self.spec.max_unacked
+        self._idle.used(part)
         try:
             found = await part.take(
                 consumer,
@@ -345,7 +264,7 @@ class Subscription:
             return []
         if part.delivery.fetched != before:
             self.notify()  # some of it may be for others
-            if part.delivery.cursor.next != before:
+            if self.spec.filter is not None:
                 self._store.note(self._key(part), part.encode)
         if part.delivery.dead:
             self._bury(part)
@@ -409,7 +328,7 @@ class Subscription:
             if part is None:
                 self.topic.partition(ack_id.partition)
                 report.refused.append(
-                    Refusal(str(ack_id), "NotHere", "its partition is not open on this worker")
+                    Refusal(str(ack_id), "PartitionOpening", "its partition opens here; try again")
                 )
                 continue
             lease = part.lease_of(ack_id)

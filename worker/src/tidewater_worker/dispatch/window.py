@@ -15,9 +15,10 @@ import pyarrow as pa
 from tidewater_core import names
 from tidewater_core.crd.subscription import Isolation
 from tidewater_core.errors import Corrupt
-from tidewater_worker.dispatch.delivery import Delivery, Leased, Order
+from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.filtering import Mask
 from tidewater_worker.dispatch.keyshared import key_hash
+from tidewater_worker.dispatch.policy import Leased, Order
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
 from tidewater_worker.reading import PartitionReader
@@ -98,7 +99,7 @@ class Window:
         part = batch.slice(0, rows)
         self._left = batch.slice(rows) if rows < batch.num_rows else None
         self._at = begin + rows
-        self._keep(begin, part)
+        self._keep(begin, part, delivery.cursor.next)
         delivery.offer(
             begin, self._keys(part, delivery.policy.order), self._wanted and self._wanted(part)
         )
@@ -132,11 +133,14 @@ class Window:
 
     # ---- payloads
 
-    def _keep(self, base: int, batch: pa.RecordBatch) -> None:
+    def _keep(self, base: int, batch: pa.RecordBatch, done: int) -> None:
+        """Keep a batch; let go of those that are acknowledged (below `done`) or too much."""
         self._bases.append(base)
         self._kept.append(batch)
         self._kept_bytes += batch.nbytes
-        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+        while len(self._kept) > 1 and (
+            self._kept_bytes > KEPT_BYTES_MAX or self._bases[0] + self._kept[0].num_rows <= done
+        ):
             del self._bases[0]
             self._kept_bytes -= self._kept.pop(0).nbytes
 
