@@ -115,7 +115,14 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 def test_any_worker_answers_and_partitions_move(cluster: Cluster) -> None:
     cluster.produced("b", ["before"], 1)
+    once = {"Tidewater-Producer": "p1", "Tidewater-Sequence": "0"}
+    path, body = f"/v1/{TOPIC}/messages?partition=1", '{"messages": [{"value": "once"}]}'
+    assert cluster.workers["c"].post(path, body, headers=once).status == 200
     cluster.move(1, "b")
+    again = cluster.workers["c"].post(path, body, headers=once)
+    assert again.json()["acks"] == [{"partition": 1, "offset": 1, "count": 1, "duplicate": True}], (
+        "G8 Idempotent producers: a new owner knows what the last one stored"
+    )
     cluster.move(2, "c", via="b")
     for via in NAMES:
         assert cluster.owners(via) == {0: "a", 1: "b", 2: "c"}, f"asked {via}"
@@ -132,7 +139,7 @@ def test_any_worker_answers_and_partitions_move(cluster: Cluster) -> None:
         for via in NAMES:
             assert cluster.read(via, number) == stream, f"G3 One stream: partition {number}, {via}"
     values = [value for stream in streams.values() for _, value in stream]
-    assert len(values) == len(set(values)) == 1 + 9 + 36, "G1: stored once"
+    assert len(values) == len(set(values)) == 2 + 9 + 36, "G1: stored once"
     assert streams[1][0] == (0, "before"), "G1: an offset never changes, wherever the partition is"
     flushed = cluster.workers["c"].post(f"/v1/{TOPIC}/flush")
     assert flushed.status == 200, flushed.body
