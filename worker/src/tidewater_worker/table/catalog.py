@@ -73,14 +73,13 @@ class TableCatalog:
         properties: dict[str, str],
     ) -> Table:
         """Make a table, and its namespace if need be; Retryable if one is there already."""
-        name = ".".join(identifier)
-        self._ask(
-            f"make namespace of {name}",
-            self._catalog.create_namespace_if_not_exists,
-            identifier[:-1],
-        )
+        try:
+            with self._guard:
+                self._catalog.create_namespace_if_not_exists(identifier[:-1])
+        except Exception as error:  # noqa: BLE001  (it may be there, and not ours to make)
+            log.debug("making namespace %s failed: %s", identifier[:-1], _text(error))
         return self._ask(
-            f"make table {name}",
+            f"make table {'.'.join(identifier)}",
             lambda: self._catalog.create_table(
                 identifier,
                 schema,
@@ -157,7 +156,7 @@ def _never_sent(error: BaseException) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
+    text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text}"[:MESSAGE_CHARS_MAX]
 
 
