@@ -36,9 +36,9 @@ setup: ## Make .venv with everything for development (done by the other targets 
 	@$(PYTHON) tools/setup.py dev
 
 .PHONY: test
-test: check ## Check, then run all tests (bounded: 15 minutes; TEST_ARGS="-k name")
+test: check ## Check, then run all tests (about 12 minutes on two cores; TEST_ARGS="-k name")
 	@PYTHONPATH=tests/lib $(BIN)/python -m tidewater_testing.parts.fetch
-	@timeout --kill-after=30 900 $(BIN)/python -m pytest --durations=15 $(TEST_ARGS)
+	@timeout --kill-after=30 1800 $(BIN)/python -m pytest --durations=15 $(TEST_ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that take seconds (no slow ones, no Java)
