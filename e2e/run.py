@@ -10,6 +10,7 @@ the tests themselves made.
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,9 @@ def main() -> int:
     tests.add_argument("--keep", action="store_true", help="do not delete the cluster")
     tests.add_argument("rest", nargs="*", help="further arguments for pytest")
     args = parser.parse_args()
+    missing = [tool for tool in (kind.container_cli(), "kind", "kubectl") if not shutil.which(tool)]
+    if missing:
+        parser.exit(2, f"e2e: not on the PATH: {', '.join(missing)}\n")
     signal.signal(signal.SIGTERM, _interrupted)
     if args.command == "down":
         kind.delete(args.cluster)

@@ -13,7 +13,7 @@ E2E := PYTHONPATH=tests/lib $(BIN)/python -m e2e.run
 .PHONY: images
 images: ## Build the images with one tag from git (TAG=name)
 	@for name in $(IMAGE_NAMES); do \
-	  $(DOCKER) build --quiet -f Dockerfile.$$name -t tidewater-$$name:$(TAG) \
+	  $(DOCKER) build --quiet --force-rm -f Dockerfile.$$name -t tidewater-$$name:$(TAG) \
 	    --build-arg VERSION=$(TAG) --build-arg REVISION=$(REVISION) . >/dev/null; \
 	  $(DOCKER) image inspect --format '{{.Size}}' tidewater-$$name:$(TAG) \
 	    | awk -v name=tidewater-$$name:$(TAG) '{printf "%-40s %4d MB\n", name, $$1 / 1000000}'; \
