@@ -94,16 +94,21 @@ class Owning:
         """Do what is to be done about a partition; tell if what we own has changed."""
         name, number = partition.topic, partition.number
         owner = self.registry.owners.get(name, {}).get(number)
-        partition.owner = owner
         if partition.is_busy:
             return False
+        holds = partition.appender is not None
+        if holds and (owner is None or owner.epoch < partition.epoch):
+            return await self._renew(partition)  # the registry has yet to hear of us
+        partition.owner = owner
         action = decide(
             self.me,
             self.registry.assignments.get(name, {}).get(number),
             owner,
             self.registry.workers,
-            holds=partition.appender is not None,
+            holds=holds,
         )
+        if partition.drained is not None:
+            action = Action.DRAIN  # half done: it must be let go before anybody can have it
         partition.is_elsewhere = action is Action.LEAVE
         match action:
             case Action.KEEP:
@@ -128,7 +133,8 @@ class Owning:
         if partition.session == session or not session:
             return False
         try:
-            grant = await self._coordination.acquire(partition.topic, partition.number)
+            async with self._opening:
+                grant = await self._coordination.acquire(partition.topic, partition.number)
         except Fenced as error:
             await self._close(partition, error)
             return True
@@ -279,8 +285,9 @@ class Owning:
         """Bring everything into the table, then let another volume have the partition."""
         log.info("%s partition %s: draining", topic.name, partition.number)
         try:
-            drained = partition.drained or await self._flush_out(topic, partition)
-            partition.drained = drained
+            if partition.drained is None:
+                partition.drained = await self._flush_out(topic, partition)
+            drained = partition.drained
             self._node.link.assign()  # the table process is done with it
             appender = partition.readable()
             note = Drained(drained, partition.epoch, appender.last_time_us)
@@ -289,7 +296,10 @@ class Owning:
                 partition.topic, partition.number, partition.epoch, drained
             )
             await partition.close(_refusal(partition, partition.owner))
+            partition.owner = None  # not us any more: we would forward to ourselves
             partition.is_elsewhere = topic.is_spread = True
+            # A round that is under way still takes it for ours.
+            partition.retry_at = self._node.clock.monotonic() + RETRY_S
             log.info("%s partition %s: drained at %s", topic.name, partition.number, drained)
         except (TidewaterError, OSError) as error:
             log.warning("%s partition %s is not drained: %s", topic.name, partition.number, error)
