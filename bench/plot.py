@@ -63,7 +63,7 @@ def _ack(axis: Axes, data: dict[str, Any]) -> None:
 
 def _flight(axis: Axes, data: dict[str, Any]) -> None:
     for number, (name, rates) in enumerate(data["rates"].items()):
-        axis.bar(number, sorted(rates)[len(rates) // 2], color=COLOURS[name], label=name)
+        axis.bar(number, middle(rates), color=COLOURS[name], label=name)
         axis.scatter([number] * len(rates), rates, color="black", s=8, zorder=3)
     axis.set_xticks(range(len(data["rates"])), list(data["rates"]))
     axis.set_ylabel("msg/s")
@@ -73,7 +73,7 @@ def _flight(axis: Axes, data: dict[str, Any]) -> None:
 def _bulk(axis: Axes, data: dict[str, Any]) -> None:
     for number, (name, rates) in enumerate(data["rates"].items()):
         colour = COLOURS["nats" if name.startswith("NATS") else "tidewater"]
-        axis.bar(number, sorted(rates)[len(rates) // 2], color=colour)
+        axis.bar(number, middle(rates), color=colour)
         axis.scatter([number] * len(rates), rates, color="black", s=8, zorder=3)
     axis.set_xticks(range(len(data["rates"])), list(data["rates"]))
     axis.set_yscale("log")
