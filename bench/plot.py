@@ -10,6 +10,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from bench.samples import middle
+
 COLOURS = {
     "floor": "#888888",
     "floor, space reserved": "#bbbbbb",
