@@ -27,6 +27,16 @@ TOPICS: dict[str, dict[str, Any]] = {
     "acks": ONE, "backs": ONE, "polls": ONE, "seeks": {"partitions": 2}, "filters": ONE,
     "typed": TYPED, "deads": {"partitions": 2}, "graves": ONE, "orphans": ONE, "slow": ONE,
     "errors": ONE, "big": ONE,
+    "gone": ONE,
+    "long": {
+        "partitions": 1,
+        "log": {
+            "segmentSize": "64Ki",
+            "tailCache": "64Ki",
+            "retention": {"time": "0s", "size": "0"},
+        },
+        "writer": {"flushInterval": "100ms"},
+    },
     "sql": {"partitions": 1, "writer": {"flushInterval": "1m"}, "freshness": "2m"},
 }  # fmt: skip
 SUBSCRIPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +54,8 @@ SUBSCRIPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "slow": ("slow", {"maxUnacked": 3}),
     "errors": ("errors", {"type": "Exclusive"}),
     "big": ("big", {}),
+    "gone": ("gone", {}),
+    "long": ("long", {"type": "Exclusive", "backoff": {"initial": "0s"}}),
     "sql": ("sql", {"isolation": "committed"}),
     "late": ("acks", {"startFrom": {"position": "latest"}}),
 }
@@ -172,6 +184,51 @@ def test_unacked_is_bounded(worker: Worker) -> None:
     slow.ack(held[:1])
     fill(worker, "slow", "g")
     assert values(slow.pull()) == ["g"]
+
+
+def test_a_client_that_hung_up_gets_nothing(worker: Worker) -> None:
+    """A long poll whose client is gone does not take messages that nobody would hear."""
+    mine, other = consumer(worker, "gone"), consumer(worker, "gone", "c2")
+    connection = http.client.HTTPConnection(worker.address, timeout=20)
+    body = json.dumps({"wait_ms": 20_000, "consumer": "c1"})
+    connection.request("POST", f"{mine.path}/pull", body)
+    wait_until(lambda: bool(mine.status()["consumers"]), 10, "the long poll to be there")
+    connection.close()
+    time.sleep(0.2)
+    fill(worker, "gone", "x")
+    (got,) = other.pull(wait_ms=3000)
+    assert (got["value"], got["delivery"]) == ("x", 1)
+
+
+def test_over_table_log_and_memory(worker: Worker) -> None:
+    """G3: one order from the table's first row to the newest message, and again on a nack."""
+    count = 60
+    for i in range(count):
+        fill(worker, "long", *(f"{i * 20 + j}".ljust(500, ".") for j in range(20)))
+    worker.flush("shop/long")
+
+    def log_start() -> int:
+        (part,) = worker.get("/v1/shop/long").json()["partitions"]
+        return int(part["log_start"])
+
+    wait_until(lambda: log_start() > 0, 30, "the first segments to be deleted", 0.2)
+    fill(worker, "long", *(f"{count * 20 + j}".ljust(500, ".") for j in range(20)))
+    mine = consumer(worker, "long")
+    seen = 0
+    nacked = False
+    while seen < (count + 1) * 20:
+        messages = mine.pull(300, wait_ms=5000)
+        assert messages, f"G4: nothing after {seen}"
+        assert [m["offset"] for m in messages] == list(range(seen, seen + len(messages)))
+        assert all(m["value"].startswith(f"{m['offset']}.") for m in messages)
+        if not nacked and len(messages) > 10:
+            mine.ack(messages[:5])
+            mine.nack(messages[5:6])
+            nacked, seen = True, seen + 5
+            continue
+        mine.ack(messages)
+        seen += len(messages)
+    assert mine.status()["lag"] == 0
 
 
 def test_seek(worker: Worker) -> None:
