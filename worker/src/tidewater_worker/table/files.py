@@ -34,8 +34,6 @@ ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
 ROW_GROUP_ROWS_MIN: Final = 10_000
 """A row group with fewer rows goes on into the next topic partition: a thousand quiet partitions
 must not make a thousand row groups."""
-CHUNKS_MAX: Final = 64
-"""More chunks than this are joined before encoding: the encoder pays per chunk."""
 OPEN_FILES_MAX: Final = 64
 """Files of an import that are written at the same time."""
 MEMORY_SHARE: Final = 4
@@ -166,8 +164,6 @@ class FileSet:
         if not file.pending:
             return
         rows = pa.concat_tables(file.pending)
-        if rows.column(0).num_chunks > CHUNKS_MAX:
-            rows = rows.combine_chunks()
         if file.writer is None:
             durable = isinstance(file.output, DurableFile)
             file.sink = file.output.create_native() if durable else file.output.create()

@@ -44,6 +44,7 @@ from tidewater_core.errors import Corrupt, Invalid
 from tidewater_worker.log.reader import LogBatch
 
 FIELD_ID: Final = b"PARQUET:field_id"
+SMALL_BATCH_ROWS: Final = 256
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
 SAMPLE_BYTES: Final = 64 * 1024
@@ -149,7 +150,7 @@ def _compresses(column: pa.ChunkedArray) -> bool:
     """Say if a column of plain bytes is worth compressing, from its first bytes."""
     if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
         return True
-    for chunk in column.chunks:
+    for chunk in column.iterchunks():
         buffers = chunk.buffers()
         if len(chunk) == 0 or buffers[2] is None:
             continue
@@ -220,11 +221,20 @@ def _runs(parts: list[pa.RecordBatch]) -> Iterator[pa.Table]:
     run: list[pa.RecordBatch] = []
     for part in parts:
         if run and part.schema is not run[0].schema and part.schema != run[0].schema:
-            yield pa.Table.from_batches(run)
+            yield _joined(run)
             run = []
         run.append(part)
     if run:
-        yield pa.Table.from_batches(run)
+        yield _joined(run)
+
+
+def _joined(run: list[pa.RecordBatch]) -> pa.Table:
+    """Make one table of batches, and few chunks of many small ones: encoding pays per chunk."""
+    rows = pa.Table.from_batches(run)
+    position = rows.schema.get_field_index(names.TW_PRODUCER)
+    if position >= 0:
+        rows = rows.remove_column(position)
+    return rows.combine_chunks() if rows.num_rows < SMALL_BATCH_ROWS * len(run) else rows
 
 
 def number_rows(shape: Shape, partition: int, first: int, rows: pa.Table) -> pa.Table:
