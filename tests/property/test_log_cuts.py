@@ -5,6 +5,7 @@ preallocated zeros still stand in some of the sectors that the write was to fill
 """
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,13 @@ class Original:
         return target / self.last.path.name
 
 
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """Give a directory whose syncs cost nothing."""
+    with logs.memory_directory() as directory:
+        yield directory
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     """Write the log once."""
@@ -69,9 +77,9 @@ def _assert_prefix_and_goes_on(original: Original, copy: Path, expected: int, wh
     assert rows == logs.rows_by_checker(copy), what
 
 
-def test_every_byte_prefix_recovers_to_a_prefix(original: Original, tmp_path: Path) -> None:
+def test_every_byte_prefix_recovers_to_a_prefix(original: Original, memory: Path) -> None:
     """Recovery alone, at every byte of the last segment."""
-    last = original.copy(tmp_path / "cut")
+    last = original.copy(memory / "cut")
     for size in range(len(original.data) + 1):
         last.write_bytes(original.data[:size])
         recovered = logs.reopen(last.parent)
@@ -85,7 +93,7 @@ def test_every_byte_prefix_recovers_to_a_prefix(original: Original, tmp_path: Pa
             each.unlink()
 
 
-def test_after_a_cut_the_log_goes_on(original: Original, tmp_path: Path) -> None:
+def test_after_a_cut_the_log_goes_on(original: Original, memory: Path) -> None:
     """At and around every boundary, and between: repair, write more, read all again."""
     edges = {original.last.header.size, *(frame.end for frame in original.last.frames)}
     edges |= {frame.at + 16 for frame in original.last.frames}
@@ -94,7 +102,7 @@ def test_after_a_cut_the_log_goes_on(original: Original, tmp_path: Path) -> None
     for size in sizes:
         if not 0 <= size <= len(original.data):
             continue
-        last = original.copy(tmp_path / "cut")
+        last = original.copy(memory / "cut")
         last.write_bytes(original.data[:size])
         expected = original.rows_up_to(size)
         _assert_prefix_and_goes_on(original, last.parent, expected, f"cut at byte {size}")

@@ -1,8 +1,11 @@
 """Real log directories for tests, written by the worker's own appender and read back two ways."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -38,56 +41,88 @@ def reopen(directory: Path) -> Recovered:
     return recover(directory, TOPIC_UUID, PARTITION)
 
 
+@dataclass(frozen=True)
+class Acked:
+    """A request that the log has acknowledged."""
+
+    number: int
+    """Its place among the requests, and its sequence."""
+    offset: int
+
+
 def append(
     directory: Path,
     batches: Sequence[Batch],
     *,
     segment_bytes: int = 64 * 1024 * 1024,
     producer: str = "",
+    together: int = 1,
+    acked: list[Acked] | None = None,
 ) -> list[int]:
-    """Recover the log, append each batch as a group of its own, close; return first offsets."""
+    """Recover the log, append batches, close; return their first offsets.
+
+    Each batch is a group of its own, or `together` of them are one. `acked` is filled as it goes.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     recovered = reopen(directory)
-    return asyncio.run(_append(directory, recovered, batches, segment_bytes, producer))
+    found = [] if acked is None else acked
+    submissions = [_submission(number, batch, producer) for number, batch in enumerate(batches)]
+    asyncio.run(_append(directory, recovered, submissions, segment_bytes, together, found))
+    return [each.offset for each in sorted(found, key=lambda each: each.number)]
+
+
+def _submission(number: int, payloads: Batch, producer: str) -> Submission:
+    rows = Rows([None] * len(payloads), [None] * len(payloads), list(payloads))
+    request = Request(producer, number) if producer else None
+    return Submission(rows, sum(len(p) for p in payloads), lambda _result: None, request)
 
 
 async def _append(
     directory: Path,
     recovered: Recovered,
-    batches: Sequence[Batch],
+    submissions: Sequence[Submission],
     segment_bytes: int,
-    producer: str,
-) -> list[int]:
+    together: int,
+    acked: list[Acked],
+) -> None:
     loop = asyncio.get_running_loop()
     pool = SyncPool(loop, threads=1)
-    options = log_options(segment_bytes)
     appender = Appender(
         directory,
         TOPIC_UUID,
         PARTITION,
-        options,
+        log_options(segment_bytes),
         recovered,
         pool,
         loop,
         SystemClock(),
         lambda _end: None,
     )
-    offsets: list[int] = []
+
+    async def offer(number: int) -> None:
+        outcome: asyncio.Future[Stored | TidewaterError] = loop.create_future()
+        submissions[number].done = outcome.set_result
+        appender.offer(submissions[number])
+        stored = await outcome
+        if isinstance(stored, TidewaterError):
+            raise stored
+        acked.append(Acked(number, stored.offset))
+
     try:
-        for number, payloads in enumerate(batches):
-            outcome: asyncio.Future[Stored | TidewaterError] = loop.create_future()
-            rows = Rows([None] * len(payloads), [None] * len(payloads), list(payloads))
-            request = Request(producer, number) if producer else None
-            size = sum(len(payload) for payload in payloads)
-            appender.offer(Submission(rows, size, outcome.set_result, request))
-            stored = await outcome
-            if isinstance(stored, TidewaterError):
-                raise stored
-            offsets.append(stored.offset)
+        for first in range(0, len(submissions), together):
+            last = min(first + together, len(submissions))
+            await asyncio.gather(*(offer(number) for number in range(first, last)))
         await appender.close()
     finally:
         pool.close()
-    return offsets
+
+
+@contextmanager
+def memory_directory() -> Iterator[Path]:
+    """Give a directory in memory, for tests that sync thousands of times to no purpose."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared, prefix="tidewater-") as name:
+        yield Path(name)
 
 
 def rows_by_reader(directory: Path, end: int) -> list[Row]:
