@@ -110,7 +110,7 @@ class Partition:
         """Open with a recovered log; appends wait for `open_when_known`."""
         self.appender, self.epoch, self.session = appender, epoch, session
         self.table = PartitionState()
-        self.frontier_known.clear()
+        self.frontier_known = asyncio.Event()
         self.refusal, self.is_open, self.is_elsewhere = None, False, False
 
     @property
@@ -151,6 +151,8 @@ class Partition:
 
     def note(self, state: PartitionState) -> None:
         """Take what the table process says."""
+        if state.epoch != self.epoch:
+            return  # of an ownership that is over
         self.table = state
         if state.state is Phase.STOPPED:
             kind = Fenced if state.reason == "Fenced" else Conflict
@@ -198,18 +200,20 @@ class Partition:
 
     async def open_when_known(self) -> None:
         """Wait for the frontier as far as that is needed, then take appends."""
-        assert self.appender is not None
-        if self.appender.segments:
+        appender, known = self.appender, self.frontier_known
+        assert appender is not None
+        if appender.segments:
             try:
-                await asyncio.wait_for(self.frontier_known.wait(), FRONTIER_WAIT_S)
+                await asyncio.wait_for(known.wait(), FRONTIER_WAIT_S)
             except TimeoutError:
                 log.warning(
                     "%s partition %s: no word from the table; going on from the log alone",
                     self.topic, self.number,
                 )  # fmt: skip
         else:
-            await self.frontier_known.wait()
-        self.is_open = True
+            await known.wait()
+        if self.appender is appender:  # it was not let go meanwhile
+            self.is_open = True
 
     async def close(self, refusal: TidewaterError | None = None) -> None:
         """Finish what was offered, close the log and release the lock."""
@@ -217,7 +221,8 @@ class Partition:
         appender = self.appender
         if appender is not None:
             await appender.close()
-        self.appender, self.drained, self.is_open, self.session = None, None, False, ""
+        if refusal is not None:
+            self.appender, self.drained, self.is_open, self.session = None, None, False, ""
         self.unlock()
 
     def unlock(self) -> None:

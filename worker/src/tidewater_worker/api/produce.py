@@ -13,6 +13,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Invalid, OutcomeUnknown, TidewaterError, TooLarge
 from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.errors import error_body
+from tidewater_worker.cluster.forwarding import FORWARDED
 from tidewater_worker.log.group import Rows, Submission
 from tidewater_worker.log.producers import Duplicate, Request, Stored
 from tidewater_worker.node import Node
@@ -128,6 +129,7 @@ class Producing:
         self.submit(
             topic, payload, len(body), asked, request,
             lambda done: self._finish(topic, done, ack_table, timeout_ms, respond),
+            may_forward=FORWARDED not in fields,
         )  # fmt: skip
 
     def submit(
@@ -138,13 +140,15 @@ class Producing:
         asked: int | None,
         request: Request | None,
         done: Callable[[Answer], None],
+        *,
+        may_forward: bool = True,
     ) -> None:
         """Give decoded messages to the log, whole or not at all; `done` is called once, later."""
         nbytes = _payload_bytes(payload)
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
         answer = Answer(len(parts), done)
         away: list[tuple[Partition, Payload]] = []
-        if topic.is_spread:
+        if topic.is_spread and may_forward:
             away = [(topic.partition(n), part) for n, part in parts if topic.is_elsewhere(n)]
             parts = [(n, part) for n, part in parts if not topic.is_elsewhere(n)]
         appenders = [topic.partition(number).ready() for number, _ in parts]
