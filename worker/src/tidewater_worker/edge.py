@@ -1,6 +1,7 @@
 """The edge process: log and HTTP. `python -m tidewater_worker.edge SETTINGS.json`."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -32,6 +33,8 @@ KEEP_ALIVE_S: Final = 75
 SWITCH_INTERVAL_S: Final = 0.0002
 """A sync thread that comes back from fdatasync waits this long at most for a busy event loop to
 let it report; Python's default of 5 ms would be the ack latency under load."""
+GC_THRESHOLDS: Final = (50_000, 20, 20)
+"""Requests make no cycles; Python's default of 700 would look for them a hundred times a second."""
 log = logging.getLogger(__name__)
 
 
@@ -133,6 +136,8 @@ def main() -> None:
     settings = WorkerSettings.from_json(Path(sys.argv[1]).read_text())
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()  # what the imports made stays anyway
+    gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(serve(settings))
 
 

@@ -11,6 +11,7 @@ is saved beside a segment when that begins, so that recovery reads one segment, 
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
@@ -61,11 +62,29 @@ class Duplicate(Stored, frozen=True, array_like=True):
     """Where a re-sent request's messages are: nothing was stored now."""
 
 
+class _Window:
+    """One producer's last requests; the lowest number is the first to go."""
+
+    __slots__ = ("lowest", "stored")
+
+    def __init__(self, stored: dict[int, Stored]) -> None:
+        self.stored = stored
+        self.lowest = list(stored)
+        heapify(self.lowest)
+
+    def add(self, sequence: int, stored: Stored) -> None:
+        if sequence not in self.stored:
+            heappush(self.lowest, sequence)
+        self.stored[sequence] = stored
+        if len(self.stored) > WINDOW:
+            del self.stored[heappop(self.lowest)]
+
+
 class Producers:
     """The requests that a partition remembers."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, OrderedDict[int, Stored]] = OrderedDict()
+        self._known: OrderedDict[str, _Window] = OrderedDict()
 
     def __len__(self) -> int:
         """Count the producers."""
@@ -76,7 +95,7 @@ class Producers:
         window = self._known.get(request.producer)
         if window is None:
             return None
-        stored = window.get(request.sequence)
+        stored = window.stored.get(request.sequence)
         if stored is not None:
             if stored.count != count:
                 raise Conflict(
@@ -85,7 +104,7 @@ class Producers:
                     f"{stored.count} messages before, now for {count}",
                 )
             return stored
-        if len(window) >= WINDOW and request.sequence < min(window):
+        if len(window.stored) >= WINDOW and request.sequence < window.lowest[0]:
             raise Conflict(
                 "SequenceTooOld",
                 f"producer {request.producer!r}: sequence {request.sequence} is older than the "
@@ -97,19 +116,17 @@ class Producers:
         """Remember a request that is in the log."""
         window = self._known.get(request.producer)
         if window is None:
-            window = self._known[request.producer] = OrderedDict()
+            window = self._known[request.producer] = _Window({})
             if len(self._known) > PRODUCERS_MAX:
                 self._known.popitem(last=False)
         else:
             self._known.move_to_end(request.producer)
-        window[request.sequence] = stored
-        if len(window) > WINDOW:
-            del window[min(window)]
+        window.add(request.sequence, stored)
 
     def to_bytes(self) -> bytes:
         """Encode for the file beside a segment."""
         return msgspec.json.encode(
-            {producer: list(window.items()) for producer, window in self._known.items()}
+            {name: list(window.stored.items()) for name, window in self._known.items()}
         )
 
     @classmethod
@@ -119,5 +136,5 @@ class Producers:
         for producer, window in msgspec.json.decode(
             data, type=dict[str, list[tuple[int, Stored]]]
         ).items():
-            producers._known[producer] = OrderedDict(window)
+            producers._known[producer] = _Window(dict(window))
         return producers
