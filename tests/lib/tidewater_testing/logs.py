@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
+
+from tidewater_core import names
 from tidewater_core.clock import SystemClock
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import TidewaterError
@@ -19,6 +22,7 @@ from tidewater_worker.log.producers import Request, Stored
 from tidewater_worker.log.reader import LogReader
 from tidewater_worker.log.recover import Recovered, recover
 from tidewater_worker.log.syncpool import SyncPool
+from tidewater_worker.schema import HEADERS_TYPE
 
 TOPIC_UUID = UUID("7c1d3a52-6f0e-4f6b-9a55-0d7d5d6c0001")
 PARTITION = 3
@@ -57,22 +61,35 @@ def append(
     segment_bytes: int = 64 * 1024 * 1024,
     producer: str = "",
     together: int = 1,
+    mixed: bool = False,
     acked: list[Acked] | None = None,
 ) -> list[int]:
     """Recover the log, append batches, close; return their first offsets.
 
-    Each batch is a group of its own, or `together` of them are one. `acked` is filled as it goes.
+    Each batch is a group of its own, or `together` of them are one: one frame, or several if they
+    are `mixed` (every second one comes as an Arrow batch). `acked` is filled as it goes.
     """
     directory.mkdir(parents=True, exist_ok=True)
     recovered = reopen(directory)
     found = [] if acked is None else acked
-    submissions = [_submission(number, batch, producer) for number, batch in enumerate(batches)]
+    submissions = [
+        _submission(number, batch, producer, as_arrow=mixed and number % 2 == 1)
+        for number, batch in enumerate(batches)
+    ]
     asyncio.run(_append(directory, recovered, submissions, segment_bytes, together, found))
     return [each.offset for each in sorted(found, key=lambda each: each.number)]
 
 
-def _submission(number: int, payloads: Batch, producer: str) -> Submission:
-    rows = Rows([None] * len(payloads), [None] * len(payloads), list(payloads))
+def _submission(number: int, payloads: Batch, producer: str, *, as_arrow: bool) -> Submission:
+    count = len(payloads)
+    rows: Rows | pa.RecordBatch = Rows([None] * count, [None] * count, list(payloads))
+    if as_arrow:
+        columns = {
+            names.TW_KEY: pa.nulls(count, pa.binary()),
+            names.TW_HEADERS: pa.nulls(count, HEADERS_TYPE),
+            names.VALUE: pa.array(payloads, pa.binary()),
+        }
+        rows = pa.RecordBatch.from_pydict(columns)
     request = Request(producer, number) if producer else None
     return Submission(rows, sum(len(p) for p in payloads), lambda _result: None, request)
 
