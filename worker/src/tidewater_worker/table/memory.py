@@ -20,15 +20,10 @@ def _libc() -> Any:
 
 
 def set_up() -> None:
-    """Choose allocators. Call once, before threads start.
-
-    With the system allocator under Arrow one heap serves everything, and what a flush freed is
-    there for the next; it was also the faster one for large batches.
-    """
+    """Bound the number of heaps. Call once, before threads start."""
     libc = _libc()
     if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, ARENAS_MAX)
-    pa.set_memory_pool(pa.system_memory_pool())
 
 
 def give_back() -> None:

@@ -2,9 +2,15 @@
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
+
+# Read by Arrow when it is loaded. With its own allocator freed memory stays with the process
+# (200 MB after a busy hour); with the system's it goes back when a topic is idle (140 MB).
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.settings import WorkerSettings
@@ -13,7 +19,7 @@ from tidewater_worker.ports import TableEngine, TopicState
 from tidewater_worker.table import memory
 from tidewater_worker.table.service import TableService
 
-SOCKET_NAME = "table.sock"
+SOCKET_NAME: Final = "table.sock"
 
 
 def main(arguments: list[str]) -> int:
@@ -23,12 +29,12 @@ def main(arguments: list[str]) -> int:
         return 2
     logging.basicConfig(
         level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        format="%(asctime)s table %(levelname)s %(message)s",
         stream=sys.stderr,
     )
-    memory.set_up()
     # Chatty at INFO for every file that is opened.
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
+    memory.set_up()
     settings = WorkerSettings.from_json(Path(arguments[0]).read_bytes())
 
     def make_engine(notify: Callable[[TopicState], None]) -> TableEngine:
