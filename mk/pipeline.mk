@@ -4,13 +4,15 @@
 .PHONY: setup-pipeline
 setup-pipeline: ## Make .venv-pipeline with PySpark and add `tidewater compact` (once)
 	@$(PYTHON) tools/setup.py run
-	@test -x .venv-pipeline/bin/python || $(BIN)/python -m venv .venv-pipeline
-	@echo '*' >.venv-pipeline/.gitignore
-	@.venv-pipeline/bin/python -m pip install --quiet --require-hashes -r requirements/pipeline.txt
-	@.venv-pipeline/bin/python -m pip install --quiet --no-deps --editable core --editable pipeline
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
-	@$(BIN)/python -m pip install --quiet --no-deps --editable pipeline
+	@uv=$$(command -v uv || ls .venv/bin/uv .cache/uv/bin/uv 2>/dev/null | head -n 1); \
+	  $$uv venv --quiet --allow-existing --python $(BIN)/python .venv-pipeline; \
+	  $$uv pip install --quiet --python .venv-pipeline/bin/python \
+	    --require-hashes -r requirements/pipeline.txt; \
+	  $$uv pip install --quiet --python .venv-pipeline/bin/python --no-deps \
+	    --build-constraints requirements/bootstrap.txt --editable core --editable pipeline; \
+	  $$uv pip install --quiet --python $(BIN)/python --no-deps \
+	    --build-constraints requirements/bootstrap.txt --editable pipeline
 
 .PHONY: compact
-compact: setup-pipeline ## Compact a topic of `make run` with Spark (TOPIC=default/quickstart)
+compact: setup-pipeline ## Compact a topic of `make run` (TOPIC=default/quickstart COMPACT_ARGS=)
 	@$(BIN)/tidewater compact $(or $(TOPIC),default/quickstart) --data $(DATA) $(COMPACT_ARGS)

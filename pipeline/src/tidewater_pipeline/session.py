@@ -6,10 +6,11 @@ it. Whatever Spark raises becomes an error of ours, named by what to do next.
 
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -79,6 +80,8 @@ class Session:
         import pyspark
         from pyspark.sql import SparkSession
 
+        # Tasks of import and replay are Python: the same one, with the same packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         logging.getLogger("py4j").setLevel(logging.ERROR)
         cache = self.cache or default_cache(os.environ)
         jars = find_jars(Path(pyspark.__file__).parent / "jars", cache, self.progress.say)
@@ -93,6 +96,13 @@ class Session:
         self._spark.sparkContext.setLogLevel("ERROR")
         self.start_seconds = time.monotonic() - began
         return self
+
+    def with_catalog(self, catalog: CatalogSettings) -> "Session":
+        """Return a session on another catalog in the same JVM; its name must be new there."""
+        for key, value in spark_conf(catalog, self.spark_settings, ()).items():
+            if key.startswith("spark.sql.catalog."):
+                self.spark.conf.set(key, value)
+        return replace(self, catalog=catalog)
 
     def stop(self) -> None:
         """End the JVM's work."""
@@ -245,12 +255,28 @@ class TopicTable:
                 update.set(key, value)
             update.commit()
 
-    def delete_files(self, paths: Iterable[str]) -> None:
-        """Take whole data files out of the table in one commit, if all are still in it."""
-        delete = self.java().newDelete()
+    def delete_files(self, state: TableState, paths: Collection[str], before_us: int) -> None:
+        """Take whole data files out of the table in one commit, if all are still in it.
+
+        `before_us` narrows the search: each file has rows with an earlier `tw_time`. The files are
+        handed over as Iceberg's own objects: a path alone is looked for and not always found.
+        """
+        table = self.java()
+        delete = table.newDelete()
+        found = 0
         with named_errors(f"delete files of {self.name}"):
-            for path in paths:
-                delete.deleteFile(path)
+            earlier = self.session.jvm.org.apache.iceberg.expressions.Expressions.lessThan(
+                TW_TIME, before_us
+            )
+            scan = table.newScan().useSnapshot(state.snapshot_id).filter(earlier)
+            tasks = scan.planFiles().iterator()
+            while tasks.hasNext():
+                file = tasks.next().file()
+                if str(file.location()) in paths:
+                    delete.deleteFile(file)
+                    found += 1
+            if found != len(paths):
+                raise ConflictError("FilesChanged", f"{found} of {len(paths)} files were found")
             delete.validateFilesExist()
             delete.commit()
 

@@ -1,6 +1,7 @@
 """The judge of an audit: planted gaps, duplicates and times that go back, without Spark."""
 
 import random
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ def chunks_of(rows: list[tuple[int, int]], size: int, partition: int = 0) -> lis
         cut.sort()
         places = tuple(
             Place(before[0], after[0], after[1] < before[1])
-            for before, after in zip(cut, cut[1:], strict=False)
+            for before, after in pairwise(cut)
             if after[0] != before[0] + 1 or after[1] < before[1]
         )
         made.append(

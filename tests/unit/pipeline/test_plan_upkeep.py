@@ -1,12 +1,14 @@
 """What expire, orphans and retention choose, and what they refuse: without Spark."""
 
+from pathlib import Path
+
 import pytest
 
 from tidewater_core.errors import Corrupt
 from tidewater_core.units import Duration
 from tidewater_pipeline.calendar_time import HOUR_US
 from tidewater_pipeline.jobs.expire import ExpireOptions, plan_expire
-from tidewater_pipeline.jobs.orphans import plan_orphans
+from tidewater_pipeline.jobs.orphans import list_local, plan_orphans
 from tidewater_pipeline.jobs.retention import (
     Cursor,
     RetentionOptions,
@@ -95,3 +97,11 @@ def test_frontiers_and_starts_are_read_or_refused() -> None:
 def test_names_are_quoted() -> None:
     assert quoted(("a", "b-c`d")) == "`a`.`b-c``d`"
     assert sql_text("it's \\") == "'it\\'s \\\\'"
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_listed_paths_are_spelled_like_the_location(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").touch()
+    assert list_local(f"{scheme}{tmp_path}", 2**62) == [f"{scheme}{tmp_path}/data/x"]
+    assert list_local(f"{scheme}{tmp_path}", 0) == []

@@ -11,7 +11,16 @@ from typing import Final
 from tidewater_core.errors import TidewaterError
 from tidewater_core.names import TopicName
 from tidewater_pipeline.cli import options as given
-from tidewater_pipeline.jobs import audit, compact, expire, manifests, orphans, retention
+from tidewater_pipeline.jobs import (
+    audit,
+    compact,
+    expire,
+    ingest,
+    manifests,
+    orphans,
+    replay,
+    retention,
+)
 from tidewater_pipeline.report import GOOD, Outcome, Progress, Report, summary
 from tidewater_pipeline.session import ConflictError, Session, TopicTable
 
@@ -51,6 +60,14 @@ def _retention(session: Session, table: TopicTable, args: argparse.Namespace) ->
     return retention.run(session, table, given.retention_options(args))
 
 
+def _import(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
+    return ingest.run(session, table, given.import_options(args))
+
+
+def _replay(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
+    return replay.run(session, table, given.replay_options(args))
+
+
 RUNNERS: Final[dict[str, Job]] = {
     "audit": _audit,
     "compact": _compact,
@@ -58,7 +75,15 @@ RUNNERS: Final[dict[str, Job]] = {
     "orphans": _orphans,
     "manifests": _manifests,
     "retention": _retention,
+    "import": _import,
+    "replay": _replay,
 }
+CHECKS: Final[dict[str, Callable[[argparse.Namespace], object]]] = {
+    "retention": given.retention_options,
+    "import": given.import_options,
+    "replay": given.replay_options,
+}
+"""What can be wrong with a job's arguments, found before Spark takes its time to start."""
 
 
 def run_jobs(
@@ -117,8 +142,9 @@ def main(argv: list[str] | None = None) -> int:
     args = given.build_parser().parse_args(argv)
     try:
         jobs = given.parse_jobs(args.jobs)
-        if "retention" in jobs:
-            given.retention_options(args)  # before Spark takes its time to start
+        for job in jobs:
+            if job in CHECKS:
+                CHECKS[job](args)
         return execute(jobs, args)
     except TidewaterError as error:
         sys.stderr.write(f"tidewater-pipeline: {error}\n")

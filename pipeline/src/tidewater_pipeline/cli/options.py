@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Final
 
 from tidewater_core.errors import Invalid
+from tidewater_core.names import TopicName
 from tidewater_core.settings import CatalogSettings, WorkerSettings, embedded
 from tidewater_core.units import ByteSize, Duration
 from tidewater_pipeline.jobs.compact import CompactOptions
+from tidewater_pipeline.jobs.ingest import ImportOptions
+from tidewater_pipeline.jobs.replay import ReplayOptions
 from tidewater_pipeline.jobs.retention import Cursor, RetentionOptions
 from tidewater_pipeline.settings import SparkSettings
 
@@ -182,3 +185,33 @@ def retention_options(args: argparse.Namespace) -> RetentionOptions:
         raise Invalid("InvalidArgument", "retention needs --keep, such as --keep 30d")
     cursors = tuple(parse_cursor(text) for text in args.cursor)
     return RetentionOptions(keep=args.keep, cursors=cursors, force=args.force)
+
+
+def import_options(args: argparse.Namespace) -> ImportOptions:
+    """Return the options of import."""
+    if args.source is None:
+        raise Invalid("InvalidArgument", "import needs --from, a path of files or a table")
+    return ImportOptions(
+        source=args.source,
+        format=args.format,
+        url=args.url,
+        key=args.key,
+        value=args.value,
+        batch_rows=args.batch,
+        run_id=args.id,
+    )
+
+
+def replay_options(args: argparse.Namespace) -> ReplayOptions:
+    """Return the options of replay."""
+    if args.to is None:
+        raise Invalid("InvalidArgument", "replay needs --to, the topic that gets the messages")
+    return ReplayOptions(
+        to=TopicName.parse(args.to),
+        url=args.url,
+        begin=args.begin,
+        end=args.end,
+        where=args.where,
+        batch_rows=args.batch,
+        run_id=args.id,
+    )

@@ -6,6 +6,7 @@ that waits for a commit while the catalog was away is committed by then. The fil
 an unknown outcome are old only when that commit has long been decided.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,7 @@ PROCEDURE_GRACE_MIN: Final = Duration("1d")
 """Iceberg's procedure lists files itself only with a grace above this."""
 SHOWN_MAX: Final = 20
 VIEW: Final = "tidewater_listed_files"
+LISTED: Final = "file_path string, at bigint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,27 @@ class OrphanOptions:
 def plan_orphans(first: Iterable[str], second: Iterable[str]) -> list[str]:
     """Choose the files that both looks found."""
     return sorted(set(first) & set(second))
+
+
+def list_local(location: str, older_us: int) -> list[str]:
+    """List old files below a local directory, spelled like the location.
+
+    Hadoop's listing runs a program for every file and fails when one vanishes meanwhile, and
+    Iceberg takes only paths that begin with the location, letter by letter.
+    """
+    root = "/" + location.removeprefix("file:").lstrip("/")
+    scheme = location.removesuffix(root)
+    listed: list[str] = []
+    for folder, _folders, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                changed_us = os.stat(path).st_mtime_ns // 1000
+            except FileNotFoundError:
+                continue  # the writer has removed it itself
+            if changed_us < older_us:
+                listed.append(f"{scheme}{path}")
+    return listed
 
 
 def run(session: Session, table: TopicTable, options: OrphanOptions) -> Report:
@@ -70,29 +93,31 @@ def _look(
 ) -> list[str]:
     """Ask Iceberg which old files nothing names; it removes none."""
     arguments = [f"table => {sql_text(table.name)}", "dry_run => true"]
-    if options.grace > PROCEDURE_GRACE_MIN:
+    local = state.location.startswith(("file:", "/"))
+    if options.grace > PROCEDURE_GRACE_MIN and not local:
         arguments.append(f"older_than => {sql_time(older_us)}")
         if state.location.startswith("s3"):
             arguments.append("prefix_listing => true")
     else:
-        _list(session, table, state, older_us)
+        found = list_local(state.location, older_us) if local else _list(table, state, older_us)
+        frame = session.spark.createDataFrame([(path, 0) for path in found], LISTED)
+        dated = frame.selectExpr("file_path", "timestamp_micros(at) AS last_modified")
+        dated.createOrReplaceTempView(VIEW)
         arguments.append(f"file_list_view => {sql_text(VIEW)}")
     call = f"CALL {session.procedure('remove_orphan_files')}({', '.join(arguments)})"
     return [str(row["orphan_file_location"]) for row in session.sql(call)]
 
 
-def _list(session: Session, table: TopicTable, state: TableState, older_us: int) -> None:
-    """List the old files for a short grace, which the procedure refuses to judge itself."""
-    listed: list[tuple[str, int]] = []
+def _list(table: TopicTable, state: TableState, older_us: int) -> list[str]:
+    """List old files for a grace that is too short for the procedure to list them itself."""
+    listed: list[str] = []
     with named_errors(f"list {state.location}"):
         infos = table.java().io().listPrefix(state.location).iterator()
         while infos.hasNext():
             info = infos.next()
             if int(info.createdAtMillis()) * 1000 < older_us:
-                listed.append((str(info.location()), 0))
-        frame = session.spark.createDataFrame(listed, "file_path string, at bigint")
-        dated = frame.selectExpr("file_path", "timestamp_micros(at) AS last_modified")
-        dated.createOrReplaceTempView(VIEW)
+                listed.append(str(info.location()))
+    return listed
 
 
 def _remove(session: Session, table: TopicTable, paths: list[str]) -> None:

@@ -102,7 +102,7 @@ def run(session: Session, table: TopicTable, options: RetentionOptions) -> Repor
         table.set_properties({start_property(p): str(n) for p, n in plan.starts.items()})
         try:
             if plan.files:
-                table.delete_files(file.path for file in plan.files)
+                table.delete_files(state, {file.path for file in plan.files}, cut)
         except ConflictError as error:
             report.outcome, report.message = Outcome.CONFLICT, error.message
             state = table.load()
