@@ -35,7 +35,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         topic_manifest(ORDERS, {"partitions": 2}),
         SUBSCRIPTION,
     ]
-    limits = Limits(socket_ping=Duration("1s"))
+    limits = Limits(socket_ping=Duration("1500ms"))
     with Worker(tmp_path_factory.mktemp("worker"), manifests, limits=limits) as part:
         yield part
 
@@ -160,7 +160,7 @@ def test_a_client_that_takes_nothing_blocks_nobody(worker: Worker) -> None:
         deaf.say(read={"id": 1, "offset": 0, "credit": 10**9})  # and then it reads no byte
         ws.ask(read={"id": 1, "offset": first, "credit": 20})
         assert len(ws.messages(20)) == 20
-        until = time.monotonic() + 4
+        until = time.monotonic() + 7
         while time.monotonic() < until:
             assert "ack" in ws.ask(produce={"id": 2, "messages": [{"value": "on and on"}]})
             time.sleep(0.05)
@@ -180,7 +180,7 @@ def test_a_quiet_client_stays(worker: Worker) -> None:
     """One that answers pings is not given up, however long it says nothing."""
     with Dialled(worker, SINGLE) as ws:
         ws.ask(read={"id": 1, "position": "latest", "credit": 1})
-        timer = threading.Timer(3.0, lambda: _produce(worker, SINGLE, ["at last"]))
+        timer = threading.Timer(5.0, lambda: _produce(worker, SINGLE, ["at last"]))
         timer.start()
         assert ws.messages(1)[0]["value"] == "at last"
         timer.join()

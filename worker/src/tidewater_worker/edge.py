@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -120,12 +121,16 @@ async def serve(settings: WorkerSettings) -> None:
     log.info("draining")
     node.is_draining = True
     server.should_exit = True
-    if flight is not None:
-        await asyncio.to_thread(flight.stop)
+    cut_off = flight is not None and not await asyncio.to_thread(flight.stop)
     await dispatch.close()
     await serving
     async with asyncio.timeout(settings.shutdown_deadline.seconds):
         await node.stop()
+    if cut_off:
+        # At the end of the process Flight's library waits for idle clients, for ever. All that
+        # was taken is stored, and everything is closed.
+        logging.shutdown()
+        os._exit(0)
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ from tidewater_worker.api.socket_session import Session, Sockets
 
 _PATH: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/socket(?:\?.*)?")
 UNDER_WAY_MAX: Final = 1024
+PINGS_MAX: Final = 2
+"""A client that answers none of so many pings is gone; so is one that takes nothing meanwhile."""
 CLOSE_S: Final = 2.0
 """How long a client may take to answer a close."""
 _STATUS: Final = {
@@ -94,8 +96,8 @@ class SocketConnection(asyncio.Protocol):
         self._is_broken = False
         self._is_leaving = False
         self._is_reading = True
-        self._was_heard = True
-        self._was_blocked = False
+        self._silent_pings = 0
+        self._blocked_pings = 0
         self._drained: asyncio.Event = asyncio.Event()
         self._drained.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,7 +114,7 @@ class SocketConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
-        self._was_heard = True
+        self._silent_pings = 0
         if self._is_broken:
             return
         try:
@@ -154,7 +156,7 @@ class SocketConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Go on."""
-        self._was_blocked = False
+        self._blocked_pings = 0
         self._drained.set()
         self._relax()
 
@@ -225,14 +227,14 @@ class SocketConnection(asyncio.Protocol):
     def _beat(self) -> None:
         """Ping; give up a client that neither says nor takes anything."""
         blocked = not self._drained.is_set()
-        deaf = self._is_reading and not self._was_heard
-        if deaf or (blocked and self._was_blocked):
+        if self._silent_pings >= PINGS_MAX or self._blocked_pings >= PINGS_MAX:
             log.info("a socket's client is gone or takes nothing; closing")
-            self._end(Close.POLICY, "no answer to a ping")
+            self._end(Close.POLICY, "no answer to two pings")
             self._transport.abort()
             return
-        self._was_heard, self._was_blocked = False, blocked
+        self._blocked_pings += blocked
         if not blocked:
+            self._silent_pings += self._is_reading
             self.send(frames.head(Opcode.PING, 0))
         self._timer = self._loop.call_later(self._ping_s, self._beat)
 

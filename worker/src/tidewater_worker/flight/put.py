@@ -65,7 +65,10 @@ class PutStream:
 
     def run(self, reader: Any, writer: Any) -> None:
         """Store batch after batch until the client ends the stream; raise what was wrong."""
-        acks = threading.Thread(target=self._write_acks, args=(writer,), name="flight-acks")
+        # A daemon: an idle stream must not hold up the end of the process.
+        acks = threading.Thread(
+            target=self._write_acks, args=(writer,), name="flight-acks", daemon=True
+        )
         acks.start()
         try:
             while self.error is None:
