@@ -50,6 +50,9 @@ IDLE_RELEASE_S: Final = 10.0
 """An idle topic gives its memory back after this: a thousand of them must cost nothing."""
 RECHECK_S: Final = 30.0
 """How often a stopped topic looks whether a person has mended what stopped it."""
+RELOAD_S: Final = 10.0
+"""How often to load the table although our last commit has told its state: what others set on
+`main` without moving it would be overwritten with what it was."""
 CONFLICTS_QUIET: Final = 5
 """So many conflicts in a row are ordinary; more are reported as retrying."""
 ROW_BYTES_GUESS: Final = 256.0
@@ -91,6 +94,7 @@ class TopicRun:
         self._failures = 0
         self._not_before = 0.0
         self._recheck_at = 0.0
+        self._reload_at = 0.0
         self._since: float | None = None
         self._cut_at = 0.0
         self._commit_at = float("-inf")
@@ -323,9 +327,10 @@ class TopicRun:
         return self._begin(identity, self._partitions.claims(), self._view)
 
     def _file_plan(self) -> FilePlan:
-        if self._view is None:
+        if self._view is None or self._cut_at >= self._reload_at:
             # Only for the schema: what may be committed is decided by the protocol.
             self._view = load_fitting(self._catalog(), self.where)
+            self._reload_at = self._cut_at + RELOAD_S
         metadata = self._view.metadata
         key = (metadata.current_schema_id, metadata.default_spec_id)
         if self._plan is None or self._plan[0] != key:
