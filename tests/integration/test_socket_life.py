@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import websocket
@@ -13,7 +14,7 @@ from tidewater_testing.sockets import Dialled
 SINGLE = "shop/single"
 
 
-def _refused(worker: Worker, path: str, **options: object) -> tuple[int, str]:
+def _refused(worker: Worker, path: str, **options: Any) -> tuple[int, str]:
     with pytest.raises(websocket.WebSocketBadStatusException) as caught:
         websocket.create_connection(f"ws://{worker.address}{path}", timeout=10, **options)
     body = json.loads(caught.value.resp_body or b"{}")
@@ -58,14 +59,14 @@ def test_pings_and_a_good_bye(worker: Worker) -> None:
 )
 def test_who_breaks_the_protocol_is_told(worker: Worker, data: bytes, code: int) -> None:
     with Dialled(worker, SINGLE) as ws:
-        ws.raw.sock.sendall(data)
+        ws.send_bytes(data)
         assert ws.close_code() == code
 
 
 def test_bytes_that_never_become_a_message(worker: Worker) -> None:
     """G6: half a message is counted, and given back when its sender goes."""
     with Dialled(worker, SINGLE) as ws:
-        ws.raw.sock.sendall(b"\x82\xfe\xff\xff\x00\x00\x00\x00" + b"x" * 60_000)
+        ws.send_bytes(b"\x82\xfe\xff\xff\x00\x00\x00\x00" + b"x" * 60_000)
         with Dialled(worker, SINGLE) as other:
             other.ask(produce={"id": 1, "messages": [{"value": "x"}]})
         assert _inflight(worker) >= 60_000

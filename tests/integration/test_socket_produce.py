@@ -148,7 +148,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Any) -> None:
             if i == 2_000:
                 worker.kill(Victim.EDGE)
                 break
-        ws.raw.shutdown()
+        ws.cut()
         worker.wait_ready()
         stored = values(worker, SINGLE, 0, 0, 5_000)
         assert len(acked) >= 1_900

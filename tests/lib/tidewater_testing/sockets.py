@@ -65,6 +65,15 @@ class Dialled:
             if opcode == websocket.ABNF.OPCODE_CLOSE:
                 return int.from_bytes(data[:2], "big")
 
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes as they are, frames or not."""
+        assert self.raw.sock is not None
+        self.raw.sock.sendall(data)
+
+    def cut(self) -> None:
+        """Close the connection without a good-bye."""
+        self.raw.shutdown()  # type: ignore[no-untyped-call]
+
     def __enter__(self) -> Self:
         return self
 
@@ -74,4 +83,4 @@ class Dialled:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.raw.shutdown()
+        self.cut()
