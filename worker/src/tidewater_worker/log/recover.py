@@ -116,19 +116,39 @@ def find_valid_frame(data: fmt.Bytes, after: int, offset: int) -> int | None:
 def is_torn(data: fmt.Bytes, at: int, offset: int) -> bool:
     """Tell a write that was cut short from damage to a whole frame, for the log's last frame."""
     view = memoryview(data)
+    whole = _whole_but_for_its_head(view, at, offset)
+    if whole is not None:
+        # All but the head's offset or length is proven: torn only if it is a sector that they lack.
+        return any(
+            not any(view[at + begin : at + stop]) and any(whole[begin:stop])
+            for begin, stop in _sectors(at, len(whole))
+        )
     used = len(bytes(view[at:]).rstrip(b"\0"))
-    # Were only the head's length or offset damaged, the rest would still match its checksum.
-    whole = -(-used // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
-    for length in range(whole, whole + PADDING_BYTES_MAX, fmt.ALIGN_BYTES):
-        body = view[at + fmt.FRAME_HEAD_BYTES : at + length]
-        if body and fmt.encode_frame_head(offset, body)[12:16] == view[at + 12 : at + 16]:
-            return False
     _, size = fmt.peek_frame(data, at)
-    end = at + max(size, used, fmt.FRAME_HEAD_BYTES)
-    if end > len(data):
+    length = max(size, used, fmt.FRAME_HEAD_BYTES)
+    if at + length > len(data):
         return True
-    pieces = [at, *range((at // SECTOR_BYTES + 1) * SECTOR_BYTES, end, SECTOR_BYTES), end]
-    return any(not any(view[begin:stop]) for begin, stop in pairwise(pieces))
+    return any(not any(view[at + begin : at + stop]) for begin, stop in _sectors(at, length))
+
+
+def _whole_but_for_its_head(view: memoryview, at: int, offset: int) -> bytes | None:
+    """Return the frame that stands here if only its offset or length is not what was written."""
+    used = len(bytes(view[at:]).rstrip(b"\0"))
+    aligned = -(-used // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
+    for length in range(aligned, aligned + PADDING_BYTES_MAX, fmt.ALIGN_BYTES):
+        body = view[at + fmt.FRAME_HEAD_BYTES : at + length]
+        if body:
+            head = fmt.encode_frame_head(offset, body)
+            if head[12:16] == view[at + 12 : at + 16]:
+                return head + body
+    return None
+
+
+def _sectors(at: int, length: int) -> list[tuple[int, int]]:
+    """Cut [at, at + length) at sector boundaries; the pieces count from `at`."""
+    first = SECTOR_BYTES - at % SECTOR_BYTES
+    cuts = [0, *range(first, length, SECTOR_BYTES), length]
+    return list(pairwise(cuts))
 
 
 def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
