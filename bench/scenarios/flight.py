@@ -7,20 +7,13 @@ from bench.processes import CpuMeter
 from bench.samples import middle, summarise
 from bench.stage import Stage
 
-CONNECTIONS = 8
-DEPTH = 8
-SIZE = 100
+LOAD = {"size": 100, "connections": 8, "depth": 8}
 
 
 def run(stage: Stage) -> Result:
     """Alternate between the systems."""
     plan = stage.plan
-    common = {
-        "size": SIZE,
-        "connections": CONNECTIONS,
-        "depth": DEPTH,
-        "seconds": plan.flight_seconds,
-    }
+    common = {**LOAD, "seconds": plan.flight_seconds}
     rates: dict[str, list[float]] = {"nats": [], "tidewater": []}
     samples: dict[str, list[float]] = {"nats": [], "tidewater": []}
     cpu: dict[str, list[float]] = {"nats": [], "tidewater": []}
