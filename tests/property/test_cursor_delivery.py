@@ -27,8 +27,19 @@ class Deliveries(RuleBasedStateMachine):
 
     order: ClassVar[Order]
 
-    @initialize(limit=st.sampled_from([None, 2]), initial=st.sampled_from([0.0, 1.0]))
-    def begin(self, limit: int | None, initial: float) -> None:
+    @initialize(
+        limit=st.sampled_from([None, 2]),
+        initial=st.sampled_from([0.0, 1.0]),
+        fresh=st.lists(st.tuples(keys, st.just(True)), min_size=8, max_size=WINDOW),
+        pulls=st.lists(st.sampled_from(CONSUMERS), min_size=1, max_size=3),
+    )
+    def begin(
+        self,
+        limit: int | None,
+        initial: float,
+        fresh: list[tuple[int | None, bool]],
+        pulls: list[str],
+    ) -> None:
         self.policy = Policy(self.order, 10.0, limit, initial, 2.0, 4.0)
         self.now = 100.0
         self.members: list[str] = []
@@ -44,6 +55,10 @@ class Deliveries(RuleBasedStateMachine):
         self.incarnation = 0
         self.end = 0
         self.delivery = Delivery(self.policy, Cursor(), 0, self.owner, WINDOW)
+        # Each run leaves some rules out: it should have something to work on all the same.
+        self.publish_and_fetch(fresh)
+        for consumer in pulls:
+            self.pull(consumer, 4)
 
     def owner(self, key: int) -> str | None:
         if key == PARTITION_KEY:
@@ -68,6 +83,11 @@ class Deliveries(RuleBasedStateMachine):
         self.delivery.offer(base, known, wanted)
         self.acked |= {base + i for i, is_wanted in enumerate(wanted) if not is_wanted}
         self.end = max(self.end, base + len(fresh))
+
+    @rule(pulls=st.lists(st.sampled_from(CONSUMERS), min_size=1, max_size=4))
+    def all_pull(self, pulls: list[str]) -> None:
+        for consumer in pulls:
+            self.pull(consumer, 3)
 
     @rule(consumer=st.sampled_from(CONSUMERS), limit=st.integers(1, 6))
     def pull(self, consumer: str, limit: int) -> None:
@@ -126,6 +146,24 @@ class Deliveries(RuleBasedStateMachine):
         if outcome is Outcome.DONE:
             self.acked.add(offset)
             self.out.pop(offset, None)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), goes=st.sampled_from(["ack", "nack", "nack", "late"]))
+    def holders_work(self, data: st.DataObject, goes: str) -> None:
+        """Do something with what is out now, and pull at once what that has changed."""
+        offset = data.draw(st.sampled_from(sorted(self.out)))
+        consumer, lease = self.out[offset]
+        if goes == "ack":
+            assert self.delivery.ack(offset, lease) is Outcome.DONE
+            self.acked.add(offset)
+            del self.out[offset]
+        elif goes == "nack":
+            self.delivery.nack(offset, lease, self.now, 2.0)
+        else:
+            self.now += 10.0
+        self.sync()
+        for name in [*self.members, consumer]:
+            self.pull(name, 2)
 
     @precondition(lambda self: self.given)
     @rule(data=st.data(), delay=st.sampled_from([None, 0.0, 3.0]))
@@ -244,7 +282,7 @@ class ByPartition(Deliveries):
 
 
 def _case(machine: type[Deliveries]) -> Any:
-    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
     return machine.TestCase
 
 
