@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
+from pydantic import ValidationError
 from pyiceberg import exceptions as ice
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_pyiceberg_catalog
@@ -181,8 +182,11 @@ def open_catalog(settings: CatalogSettings) -> TableCatalog:
 
             return TableCatalog(open_in_memory(settings.name, properties), threading.RLock())
         return TableCatalog(load_pyiceberg_catalog(settings.name, **properties))
-    except ice.NotInstalledError as error:
+    except (ice.NotInstalledError, ImportError) as error:
         raise Invalid("CatalogNotInstalled", _text(error)) from error
+    except ValidationError as error:
+        # An answer that is no catalog's, a proxy's for one: a ValueError, but not of the settings.
+        raise read_error(f"open catalog {settings.name}", error) from error
     except (ValueError, KeyError, TypeError, ice.NoSuchPropertyException) as error:
         raise Invalid("InvalidCatalog", f"catalog {settings.name}: {_text(error)}") from error
     except Exception as error:

@@ -17,6 +17,7 @@ from pyiceberg.table.update import (
 )
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import StaticPool
 
 SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
@@ -69,6 +70,13 @@ class LeanSqlCatalog(SqlCatalog):
 
 def open_sql(name: str, properties: dict[str, str]) -> SqlCatalog:
     """Open a catalog in SQLite or PostgreSQL."""
+    try:
+        return _open_sql(name, properties)
+    except ArgumentError as error:
+        raise ValueError(f"uri {properties['uri'][:20]!r}…: {error}") from error
+
+
+def _open_sql(name: str, properties: dict[str, str]) -> SqlCatalog:
     url = make_url(properties["uri"])
     sqlite = url.get_backend_name() == "sqlite"
     if sqlite:
