@@ -181,7 +181,7 @@ class SqliteCoordination:
         return session
 
     def _renew_session(self, session: str) -> bool:
-        # Without a transaction of its own and without fsync: an expiry may be forgotten.
+        # One that has run out is not renewed: others may have acted on that.
         now = time.monotonic()
         assert self._db is not None
         found = self._db.execute(
