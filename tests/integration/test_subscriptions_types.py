@@ -247,6 +247,8 @@ class Life(threading.Thread):
             raise
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_churn_and_kills(tmp_path: Path) -> None:
     """Twelve consumers of four types, dying at random; the worker is killed three times."""
     manifests = [
