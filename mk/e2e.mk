@@ -2,7 +2,10 @@
 # docker, kind and kubectl; KIND_NODE_IMAGE names a node image where kind's default cannot be had.
 
 # One tag for all images, from git: v0.1.0-3-g1a2b3c4, or 1a2b3c4 before the first release.
-TAG ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# Asked once, at the start: git may move on while the images are built.
+ifndef TAG
+TAG := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+endif
 REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DOCKER ?= docker
 CLUSTER ?= tidewater
