@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidewater_core.clock import Clock, SystemClock
-from tidewater_core.errors import Invalid, NotFound, Retryable
+from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable
 from tidewater_core.names import TW_TIME, TopicName
 from tidewater_core.settings import CatalogSettings
 from tidewater_pipeline.jars import find_jars
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MESSAGE_CHARS_MAX: Final = 600
-_CONFLICTS: Final = ("CommitFailedException", "ValidationException", "CommitStateUnknown")
+_UNKNOWN: Final = "CommitStateUnknownException"
+_CONFLICTS: Final = ("CommitFailedException", "ValidationException")
 _MISSING: Final = ("TABLE_OR_VIEW_NOT_FOUND", "NoSuchTableException", "SCHEMA_NOT_FOUND")
 
 
@@ -52,6 +53,8 @@ def named_errors(what: str) -> "Iterator[None]":
         short = f"{what}: {said.strip()[:MESSAGE_CHARS_MAX]}"
         if any(name in text for name in _MISSING):
             raise NotFound("TableMissing", short) from error
+        if _UNKNOWN in text:
+            raise OutcomeUnknown("CommitOutcomeUnknown", short) from error
         if any(name in text for name in _CONFLICTS):
             raise ConflictError("CommitConflict", short) from error
         raise Retryable("SparkFailed", short) from error

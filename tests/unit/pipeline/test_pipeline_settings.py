@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 
-from tidewater_core.errors import Invalid
+from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable, TidewaterError
 from tidewater_core.settings import CatalogSettings, embedded
 from tidewater_core.units import ByteSize
 from tidewater_pipeline.cli import options as given
@@ -13,6 +14,7 @@ from tidewater_pipeline.jars import ARTIFACTS, find_jars, pom_text
 from tidewater_pipeline.java import find_java, parse_version
 from tidewater_pipeline.jobs.retention import Cursor
 from tidewater_pipeline.report import Outcome, Report, summary
+from tidewater_pipeline.session import ConflictError, named_errors
 from tidewater_pipeline.settings import SparkSettings, catalog_conf, spark_conf
 
 
@@ -131,3 +133,20 @@ def test_cores() -> None:
     assert cores_of("local[3]") == 3
     assert cores_of("k8s://x") == 1
     assert cores_of("local[*]") >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[TABLE_OR_VIEW_NOT_FOUND] The table", NotFound),
+        ("org.apache.iceberg.exceptions.CommitFailedException: no", ConflictError),
+        ("org.apache.iceberg.exceptions.ValidationException: no", ConflictError),
+        ("CommitStateUnknownException: caused by CommitFailedException", OutcomeUnknown),
+        ("anything else\n\tat org.apache.spark.Where", Retryable),
+    ],
+)
+def test_errors_of_spark_say_what_to_do(text: str, kind: type[TidewaterError]) -> None:
+    with pytest.raises(kind) as caught, named_errors("doing"):
+        raise PySparkException(text)
+    assert type(caught.value) is kind
+    assert "\tat" not in caught.value.message
