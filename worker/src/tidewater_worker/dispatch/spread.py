@@ -223,7 +223,11 @@ class Spread:
     def leave(self, consumer: str) -> None:
         """Forget a consumer; its messages go to others at once."""
         self.local.leave(consumer)
-        for url in self._owners() if self.local.ended is None else ():
+        try:
+            owners = self._owners()
+        except TidewaterError:
+            return  # it, or its topic, is gone: so are its consumers
+        for url in owners:
             if url != HERE:
                 self._node.spawn(self._leave(url, consumer))
 
