@@ -18,6 +18,9 @@ from typing import Self
 from tidewater_testing.process import ManagedProcess, free_ports
 
 START_TIMEOUT_S = 30.0
+# gRPC's own handlers of fork make a child abort before it becomes a server, when a test that has
+# connections open starts one. They are read when the first connection is made.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 @cache
