@@ -1,8 +1,8 @@
 """Writing one segment file: preallocation, positioned writes, fdatasync, sealing.
 
-The file is grown by writing zeros ahead of the frames, in steps that double up to 4 MiB. An
-fdatasync of bytes inside the file then has no metadata to journal: on ext4 that is several times
-the throughput of a growing file, and it does not wait for other files' dirty pages.
+For small groups the file is grown by writing zeros ahead of the frames, in steps that double up to
+4 MiB: an fdatasync of bytes inside the file has no metadata to journal, and does not wait for other
+files' dirty pages. Large groups grow the file themselves; for them zeros would only be more bytes.
 
 Runs in the sync threads; a segment has one writer at a time.
 """
@@ -24,6 +24,8 @@ from tidewater_worker.log.reader import segment_name
 
 GROW_BYTES_MIN: Final = 64 * 1024
 GROW_BYTES_MAX: Final = 4 * 1024 * 1024
+LARGE_BYTES: Final = 64 * 1024
+"""A group this large does not wait for the journal longer than for its own bytes."""
 IOV_MAX: Final = 512
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ZEROS: Final = memoryview(bytes(GROW_BYTES_MAX))
@@ -85,7 +87,7 @@ class SegmentWriter:
         """Write frames at the end. On a full disk the segment is as it was before."""
         end = self.position + nbytes
         ahead = 0
-        if end > self._allocated:
+        if end > self._allocated and nbytes < LARGE_BYTES:
             ahead = self._grow_bytes
             self._grow_bytes = min(self._grow_bytes * 2, GROW_BYTES_MAX)
         try:
