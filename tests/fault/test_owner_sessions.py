@@ -152,7 +152,7 @@ def test_an_owner_that_slept_past_its_lease_is_refused(tmp_path: Path) -> None:
         assert [row.offset for row in rows[:3]] == [0, 1, GAP_END]
 
 
-def test_a_minute_without_etcd(tmp_path: Path) -> None:
+def test_etcd_is_away_for_longer_than_the_session(tmp_path: Path) -> None:
     """Nothing is lost or doubled: appends stop with the session, reads and commits go on."""
     with Etcd(tmp_path / "etcd") as etcd:
         worker = make_worker(tmp_path, "a", etcd.coordination)
