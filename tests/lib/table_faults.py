@@ -14,7 +14,7 @@ from pyiceberg.table import CommitTableResponse, Table
 
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.table.files import FileSet, plan_files
-from tidewater_worker.table.history import conform
+from tidewater_worker.table.row_groups import conform
 
 
 class Fault(StrEnum):

@@ -1,6 +1,9 @@
 """Reading back: in order, once, whoever wrote the files and however (G3)."""
 
+from typing import Any
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from table_bench import Bench
@@ -9,6 +12,7 @@ from table_faults import compact, rewrite
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Corrupt, Invalid
 from tidewater_worker.table import history as history_module
+from tidewater_worker.table import row_groups as row_groups_module
 from tidewater_worker.table.topic import TopicRun
 
 SPEC = TopicSpec()
@@ -53,16 +57,39 @@ def test_max_rows_ends_a_read(filled: TopicRun) -> None:
     assert read(filled, 7, 0, 10) == []
 
 
+@pytest.mark.parametrize("memory", [1, 1 << 20])
 @pytest.mark.parametrize("window", [1, 3, 1000])
 def test_files_that_another_engine_shuffled_are_read_in_order(
-    filled: TopicRun, window: int, monkeypatch: pytest.MonkeyPatch
+    filled: TopicRun, window: int, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "WINDOW_ROWS_MAX", window)
+    monkeypatch.setattr(row_groups_module, "DECODED_BYTES_MAX", memory)
     compact(filled.reader.view(newest=True).table)
     filled.reader.view(newest=True)
     filled._view = None
     assert read(filled, 0, 0, 30) == expected(0, 0, 30)
     assert read(filled, 1, 7, 23) == expected(1, 7, 23)
+
+
+def test_a_reader_that_pages_decodes_each_row_group_once(
+    filled: TopicRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact(filled.reader.view(newest=True).table)
+    filled._view = None
+    filled.reader.view(newest=True)
+    read_row_group = pq.ParquetFile.read_row_group
+    decoded: list[int] = []
+
+    def note(self: pq.ParquetFile, index: int, **kwargs: Any) -> pa.Table:
+        decoded.append(index)
+        return read_row_group(self, index, **kwargs)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", note)
+    values: list[bytes] = []
+    while len(values) < 30:
+        values += read(filled, 0, len(values), 30, max_rows=7)
+    assert values == expected(0, 0, 30)
+    assert len(decoded) == 1
 
 
 def test_a_compaction_in_the_middle_of_a_read_changes_nothing(filled: TopicRun) -> None:

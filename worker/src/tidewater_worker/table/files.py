@@ -23,14 +23,13 @@ from pyiceberg.table.locations import LocationProvider
 from pyiceberg.typedef import Record
 
 from tidewater_core.errors import Retryable, TidewaterError
+from tidewater_worker.table.layout import ROW_GROUP_BYTES_MAX
 from tidewater_worker.table.local_io import DurableFile
 from tidewater_worker.table.shape import Shape, shape_of
 from tidewater_worker.table.split import Key, SplitField, split, split_fields
 
 log = logging.getLogger(__name__)
 
-ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Input bytes of a row group: what a history reader holds at once."""
 ROW_GROUP_ROWS_MIN: Final = 10_000
 """A row group with fewer rows goes on into the next topic partition: a thousand quiet partitions
 must not make a thousand row groups."""

@@ -50,6 +50,8 @@ from tidewater_core.names import TopicName
 from tidewater_worker.table.frontier import Frontier
 
 FORMAT_VERSION: Final = 2
+ROW_GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Input bytes of a row group: what a history reader holds at once."""
 METADATA_VERSIONS_MAX: Final = 20
 """Old metadata files kept beside the current one; each commit deletes the oldest."""
 
@@ -214,6 +216,8 @@ def creation_properties(
     properties = {
         "format-version": str(FORMAT_VERSION),
         "write.parquet.compression-codec": "zstd",
+        # A reader holds whole row groups: those of a compaction must not be ten times ours.
+        "write.parquet.row-group-size-bytes": str(2 * ROW_GROUP_BYTES_MAX),
         "write.metadata.previous-versions-max": str(METADATA_VERSIONS_MAX),
         "write.metadata.delete-after-commit.enabled": "true",
         "history.expire.max-snapshot-age-ms": str(int(spec.maintenance.snapshot_age)),

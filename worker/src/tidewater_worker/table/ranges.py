@@ -6,18 +6,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
 from tidewater_core import names
 from tidewater_core.errors import Corrupt, Invalid
 
 FILES_CACHED_MAX: Final = 100_000
 """Data files whose bounds are kept in memory, over all tables."""
+MANIFESTS_CACHED_MAX: Final = 5_000
 FOOTERS_CACHED_MAX: Final = 512
+LEFTOVER_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Decoded row groups that wait for the next page, over all readers."""
 OFFSET_MAX: Final = (1 << 63) - 1
 
 
@@ -75,6 +80,14 @@ class _Lru(Generic[_V]):
             self._items.move_to_end(key)
             return found[0]
 
+    def take(self, key: str) -> _V | None:
+        with self._lock:
+            found = self._items.pop(key, None)
+            if found is None:
+                return None
+            self._weight -= found[1]
+            return found[0]
+
     def put(self, key: str, value: _V, weight: int) -> None:
         with self._lock:
             if key in self._items or weight > self._weight_max:
@@ -91,14 +104,31 @@ class RangeIndex:
 
     def __init__(self) -> None:
         self._manifests: _Lru[tuple[FileRange, ...]] = _Lru(FILES_CACHED_MAX)
+        self._lists: _Lru[tuple[ManifestFile, ...]] = _Lru(MANIFESTS_CACHED_MAX)
         self._footers: _Lru[pq.FileMetaData] = _Lru(FOOTERS_CACHED_MAX)
+        self._leftovers: _Lru[pa.Table] = _Lru(LEFTOVER_BYTES_MAX)
+
+    def keep_leftover(self, key: str, rows: pa.Table, nbytes: int) -> None:
+        """Keep a decoded row group of which the reader has given only the beginning."""
+        self._leftovers.put(key, rows, nbytes)
+
+    def take_leftover(self, key: str) -> pa.Table | None:
+        """Return a decoded row group that an earlier reader left, and forget it."""
+        return self._leftovers.take(key)
+
+    def _manifests_of(self, snapshot: Snapshot, io: FileIO) -> tuple[ManifestFile, ...]:
+        found = self._lists.get(snapshot.manifest_list)
+        if found is None:
+            found = tuple(snapshot.manifests(io))
+            self._lists.put(snapshot.manifest_list, found, max(1, len(found)))
+        return found
 
     def files(self, metadata: TableMetadata, snapshot_id: int, io: FileIO) -> Iterator[FileRange]:
         """Yield the data files of a snapshot."""
         snapshot = metadata.snapshot_by_id(snapshot_id)
         assert snapshot is not None
         columns = column_ids(metadata.schema())
-        for manifest in snapshot.manifests(io):
+        for manifest in self._manifests_of(snapshot, io):
             if manifest.content != ManifestContent.DATA:
                 if manifest.has_added_files() or manifest.has_existing_files():
                     raise Invalid(
