@@ -1,4 +1,4 @@
-"""One embedded worker per module, with the topics that the API tests use."""
+"""One embedded worker for all API tests, with the topics that they use."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ TYPED_SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Start a worker with a raw topic of three partitions, one of one, and a typed one."""
     manifests = [

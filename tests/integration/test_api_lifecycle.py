@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,39 @@ async def test_past_the_limits_producers_are_pushed_back(tmp_path: Path) -> None
         stored = sum(status == 200 for status, _ in results)
         (partition,) = worker.get(f"/v1/{TOPIC}").json()["partitions"]
         assert partition["end"] == stored, "G6 Bounded: a refused request was stored"
+
+
+@pytest.mark.timeout(120)
+async def test_a_request_over_partitions_is_refused_whole(tmp_path: Path) -> None:
+    """G6: one partition has no room for its share, so the other must not store its own."""
+    limits = Limits(
+        request_bytes_max=ByteSize("2Mi"),
+        message_bytes_max=ByteSize("1Mi"),
+        group_bytes_max=ByteSize("1Mi"),
+        partition_inflight_bytes_max=ByteSize("2Mi"),
+    )
+    manifest = topic_manifest(TOPIC, {"partitions": 2})
+    with Worker(tmp_path / "w", [manifest], limits=limits) as worker:
+        keys = {zlib.crc32(key.encode()) % 2: key for key in ("a", "b", "c", "d", "e", "f")}
+        one_sided = [{"key": keys[0], "value": "x" * 900_000}]
+        both = [{"key": keys[0], "value": "x" * 700_000}, {"key": keys[1], "value": "small"}]
+
+        async def send(messages: list[dict[str, str]]) -> list[int]:
+            body = json.dumps({"messages": messages}).encode()
+            connection = Connection(worker.address)
+            seen = []
+            for _ in range(15):
+                answer = await connection.request("POST", f"/v1/{TOPIC}/messages", body)
+                assert answer.status in {200, 429}, answer.body
+                seen.append(len(messages) if answer.status == 200 else 0)
+            await connection.close()
+            return seen
+
+        loads = [send(both if i % 2 else one_sided) for i in range(16)]
+        results = [count for seen in await asyncio.gather(*loads) for count in seen]
+        assert 0 in results, "nobody was pushed back: the test does not reach its limit"
+        partitions = worker.get(f"/v1/{TOPIC}").json()["partitions"]
+        assert sum(p["end"] for p in partitions) == sum(results), "a refused request was stored"
 
 
 def test_pages_about_itself(worker: Worker) -> None:

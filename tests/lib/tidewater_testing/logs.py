@@ -3,8 +3,8 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
@@ -73,14 +73,17 @@ def append(
     recovered = reopen(directory)
     found = [] if acked is None else acked
     submissions = [
-        _submission(number, batch, producer, as_arrow=mixed and number % 2 == 1)
+        make_submission(number, batch, producer, as_arrow=mixed and number % 2 == 1)
         for number, batch in enumerate(batches)
     ]
     asyncio.run(_append(directory, recovered, submissions, segment_bytes, together, found))
     return [each.offset for each in sorted(found, key=lambda each: each.number)]
 
 
-def _submission(number: int, payloads: Batch, producer: str, *, as_arrow: bool) -> Submission:
+def make_submission(
+    number: int, payloads: Batch, producer: str = "", *, as_arrow: bool = False
+) -> Submission:
+    """Make a request of the log, with `number` as its sequence if it has a producer."""
     count = len(payloads)
     rows: Rows | pa.RecordBatch = Rows([None] * count, [None] * count, list(payloads))
     if as_arrow:
@@ -102,36 +105,51 @@ async def _append(
     together: int,
     acked: list[Acked],
 ) -> None:
-    loop = asyncio.get_running_loop()
-    pool = SyncPool(loop, threads=1)
-    appender = Appender(
-        directory,
-        TOPIC_UUID,
-        PARTITION,
-        log_options(segment_bytes),
-        recovered,
-        pool,
-        loop,
-        SystemClock(),
-        lambda _end: None,
-    )
+    async with appending(directory, recovered, segment_bytes) as appender:
 
-    async def offer(number: int) -> None:
-        outcome: asyncio.Future[Stored | TidewaterError] = loop.create_future()
-        submissions[number].done = outcome.set_result
-        appender.offer(submissions[number])
-        stored = await outcome
-        if isinstance(stored, TidewaterError):
-            raise stored
-        acked.append(Acked(number, stored.offset))
+        async def offer_one(number: int) -> None:
+            stored = await offer(appender, submissions[number])
+            acked.append(Acked(number, stored.offset))
 
-    try:
         for first in range(0, len(submissions), together):
             last = min(first + together, len(submissions))
-            await asyncio.gather(*(offer(number) for number in range(first, last)))
+            await asyncio.gather(*(offer_one(number) for number in range(first, last)))
         await appender.close()
+
+
+@asynccontextmanager
+async def appending(
+    directory: Path, recovered: Recovered, segment_bytes: int
+) -> AsyncIterator[Appender]:
+    """Give the worker's own appender on a recovered log; closing it is the caller's."""
+    loop = asyncio.get_running_loop()
+    pool = SyncPool(loop, threads=1)
+    try:
+        yield Appender(
+            directory,
+            TOPIC_UUID,
+            PARTITION,
+            log_options(segment_bytes),
+            recovered,
+            pool,
+            loop,
+            SystemClock(),
+            lambda _end: None,
+        )
     finally:
         pool.close()
+
+
+async def offer(appender: Appender, submission: Submission) -> Stored:
+    """Offer a request to the log and wait for its end; raises what it was refused with."""
+    outcome: asyncio.Future[Stored | TidewaterError] = asyncio.get_running_loop().create_future()
+    submission.done = outcome.set_result
+    appender.check(submission)
+    appender.offer(submission)
+    stored = await outcome
+    if isinstance(stored, TidewaterError):
+        raise stored
+    return stored
 
 
 @contextmanager
