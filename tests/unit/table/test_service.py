@@ -162,7 +162,29 @@ def test_the_scheduler_runs_what_is_due_and_only_that() -> None:
     assert ran > 1
     scheduler.poke(later)
     until(lambda: later.runs == 2)
-    scheduler.forget(once)
+    assert scheduler.stop(5)
+
+
+def test_a_forgotten_task_runs_no_more_even_if_it_was_running() -> None:
+    scheduler = Scheduler(2, SystemClock(), "test")
+    entered, leave = threading.Event(), threading.Event()
+
+    class Stubborn:
+        runs = 0
+
+        def step(self) -> float | None:
+            self.runs += 1
+            entered.set()
+            leave.wait(5)
+            return time.monotonic()
+
+    task = Stubborn()
+    scheduler.poke(task)
+    assert entered.wait(5)
+    scheduler.forget(task)
+    leave.set()
+    time.sleep(0.1)
+    assert task.runs == 1
     assert scheduler.stop(5)
 
 

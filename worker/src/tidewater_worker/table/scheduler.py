@@ -32,6 +32,7 @@ class Scheduler:
         self._order = itertools.count()
         self._running: set[Task] = set()
         self._poked: set[Task] = set()
+        self._forgotten: set[Task] = set()
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
@@ -59,6 +60,8 @@ class Scheduler:
         with self._condition:
             self._due.pop(task, None)
             self._poked.discard(task)
+            if task in self._running:
+                self._forgotten.add(task)
 
     def stop(self, timeout_s: float) -> bool:
         """Stop all threads after their current step; say if they have ended in time."""
@@ -103,6 +106,9 @@ class Scheduler:
                 again = self._clock.monotonic() + FAILURE_PAUSE_S
             with self._condition:
                 self._running.discard(task)
+                if task in self._forgotten:
+                    self._forgotten.discard(task)
+                    continue
                 if task in self._poked:
                     self._poked.discard(task)
                     again = self._clock.monotonic()

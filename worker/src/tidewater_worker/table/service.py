@@ -17,6 +17,7 @@ from tidewater_worker.table.catalog import TableCatalog, open_catalog
 from tidewater_worker.table.flushing import flush_result, flush_timeout
 from tidewater_worker.table.health import table_health
 from tidewater_worker.table.history import HistoryReader
+from tidewater_worker.table.memory import give_back
 from tidewater_worker.table.opening import TopicTable
 from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.scheduler import Scheduler
@@ -28,7 +29,18 @@ log = logging.getLogger(__name__)
 THREADS: Final = 4
 """Encoding and uploads release the GIL; more threads than this only take turns."""
 CLOSE_POLL_S: Final = 0.05
+JANITOR_S: Final = 10.0
+"""How long after a read its memory goes back to the system."""
 STOP_TIMEOUT_S: Final = 5.0
+
+
+class Janitor:
+    """Gives memory back some time after it was used for reading."""
+
+    def step(self) -> float | None:
+        """Give it back, and wait for the next read."""
+        give_back()
+        return None
 
 
 class TableService:
@@ -53,6 +65,7 @@ class TableService:
         self._others: dict[str, TopicAssignment] = {}
         self._index = RangeIndex()
         self._scheduler = Scheduler(THREADS, clock, "table")
+        self._janitor = Janitor()
 
     def assign(self, topics: list[TopicAssignment]) -> None:
         """Take the full set of topics owned now."""
@@ -106,6 +119,7 @@ class TableService:
         self, topic: str, partition: int, start: int, end: int, max_rows: int
     ) -> Iterator[pa.RecordBatch]:
         """Read [start, end) from the table in offset order, contiguous, at most `max_rows`."""
+        self._scheduler.poke(self._janitor, self._clock.monotonic() + JANITOR_S)
         return self._reader(topic).read(partition, start, end, max_rows)
 
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
