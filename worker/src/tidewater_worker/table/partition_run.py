@@ -41,6 +41,10 @@ class PartitionRun:
             log=LogReader(Path(assignment.directory)),
         )
 
+    def __del__(self) -> None:
+        """Close the log with the last one who reads it: a topic may be let go in mid-step."""
+        self.log.close()
+
     @property
     def active(self) -> bool:
         """Say if rows of this partition may be committed."""
