@@ -10,8 +10,6 @@ nothing but the frontier in the table stands between A and its rows.
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +17,34 @@ import pytest
 
 from tidewater_testing.checker import AckedBatch, Range, make_payload, verify
 from tidewater_testing.evidence import load_table, read_log_side, read_table_sides
-from tidewater_testing.parts.rest_catalog import RestCatalog
-from tidewater_testing.parts.seaweed import SeaweedFS
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.process import wait_until
 from tidewater_testing.traffic import encode_json
 from tidewater_worker.coordination.sqlite import SqliteCoordination
 
-TOPIC = "shop/orders"
+TOPIC = "zombie/orders"
 SPEC = {"partitions": 1, "writer": {"flushInterval": "100ms"}}
 FENCED_TIMEOUT_S = 30.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(params=["sqlite", "rest", "seaweedfs"])
-def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Each of the catalogs that the tests have."""
-    with ExitStack() as stack:
-        match request.param:
-            case "rest":
-                yield stack.enter_context(RestCatalog(tmp_path / "rest")).properties
-            case "seaweedfs":
-                yield stack.enter_context(SeaweedFS(tmp_path / "seaweed")).properties
-            case _:
-                yield {
-                    "type": "sql",
-                    "uri": f"sqlite:///{tmp_path}/shared.db",
-                    "warehouse": f"file://{tmp_path}/warehouse",
-                }
+@pytest.fixture
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Give the properties of the catalog that the test names."""
+    properties: dict[str, str]
+    match request.param:
+        case "rest":
+            properties = request.getfixturevalue("rest_catalog").properties
+        case "seaweedfs":
+            properties = request.getfixturevalue("seaweedfs").properties
+        case _:
+            properties = {
+                "type": "sql",
+                "uri": f"sqlite:///{tmp_path}/shared.db",
+                "warehouse": f"file://{tmp_path}/warehouse",
+            }
+    return properties
 
 
 def _worker(tmp_path: Path, name: str, store: str, catalog: dict[str, str]) -> Worker:
@@ -64,6 +61,7 @@ def _lie(tmp_path: Path, epoch: int, drained_at: int) -> None:
     """Copy A's store, and say in the copy that A has drained the partition and let it go."""
     with sqlite3.connect(tmp_path / "a.db") as truth, sqlite3.connect(tmp_path / "b.db") as copy:
         truth.backup(copy)
+        copy.execute("DELETE FROM sessions")  # and that nobody can ask A about it
     truth.close()
     copy.close()
 
@@ -103,7 +101,11 @@ def _settled(worker: Worker) -> None:
     wait_until(known, FENCED_TIMEOUT_S, "the partition to open or to be refused", 0.1)
 
 
-@pytest.mark.parametrize(("of_zombie", "of_owner"), [(5, 20), (20, 5)])
+@pytest.mark.parametrize(
+    ("catalog", "of_zombie", "of_owner"),
+    [("sqlite", 5, 20), ("sqlite", 20, 5), ("rest", 5, 20), ("seaweedfs", 20, 5)],
+    indirect=["catalog"],
+)
 def test_a_zombie_is_refused(
     tmp_path: Path, catalog: dict[str, str], of_zombie: int, of_owner: int
 ) -> None:
@@ -125,13 +127,15 @@ def test_a_zombie_is_refused(
             acked.append(_send(owner, "owner", of_owner, 5))
             owner.flush(TOPIC)
             evidence = verify(catalog, owner.settings.log_root, TOPIC, acked, flushed=True)
+            (partition,) = owner.get(f"/v1/{TOPIC}").json()["partitions"]
     table = evidence.table[0]
     assert len(table.rows) == 10 + of_owner + 5, "G5 One owner: only the owner's rows"
-    assert table.epoch == 2, "G5 One owner: the epoch never goes back"
+    assert table.epoch == partition["epoch"] > 1, "G5 One owner: the epoch never goes back"
     in_log = read_log_side(zombie.settings.log_root / TOPIC / "0")
     assert {row.payload for row in in_log.rows} >= set(kept.payloads), "G7: evidence is kept"
 
 
+@pytest.mark.parametrize("catalog", ["sqlite"], indirect=True)
 def test_a_zombie_that_dies_and_comes_back_keeps_its_evidence(
     tmp_path: Path, catalog: dict[str, str]
 ) -> None:
