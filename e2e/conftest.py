@@ -75,8 +75,8 @@ def parts(cluster: Kubectl) -> Parts:
 def catalog(parts: Parts) -> Iterator[dict[str, str]]:
     """Give the properties by which the tests themselves open the catalog."""
     with (
-        PortForward(parts.kubectl, "service/seaweedfs", 8181) as iceberg,
-        PortForward(parts.kubectl, "service/seaweedfs", 8333) as s3,
+        PortForward(parts.kubectl, "seaweedfs", 8181) as iceberg,
+        PortForward(parts.kubectl, "seaweedfs", 8333) as s3,
     ):
         yield parts.catalog_by_forward(iceberg.address, s3.address)
 

@@ -23,6 +23,7 @@ from tidewater_testing.process import die_with_parent, free_ports
 COMMAND_S_MAX = 180.0
 OUTPUT_SHOWN_MAX = 4_000
 FORWARD_PAUSE_S = 0.2
+FORWARD_CHECK_S = 2.0
 
 Object = dict[str, Any]
 """A Kubernetes object."""
@@ -104,19 +105,22 @@ class Kubectl:
 
 
 class PortForward:
-    """A local port that leads to a Service, started again whenever it breaks.
+    """A local port that leads to a Service of one pod, started again whenever it breaks.
 
-    kubectl picks a pod once, and ends when that pod is gone. A client behind this port sees what
-    any client sees when a worker is away: refused or broken connections.
+    kubectl picks the pod once. Mostly it ends when that pod is gone, but after a deletion by force
+    it can stay and swallow connections, so the pod's identity is looked at, too. A client behind
+    this port sees what any client sees when a worker is away: refused or broken connections.
     """
 
-    def __init__(self, kubectl: Kubectl, target: str, port: int) -> None:
-        self._command = kubectl.command("port-forward", target, "--address=127.0.0.1")
+    def __init__(self, kubectl: Kubectl, service: str, port: int) -> None:
+        self._kubectl = kubectl
+        self._pod = f"{service}-0"
         self._remote_port = port
+        self._service = service
         self.port = free_ports(1)[0]
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._keeper = threading.Thread(target=self._keep, name=f"forward-{target}")
+        self._keeper = threading.Thread(target=self._keep, name=f"forward-{service}")
 
     @property
     def address(self) -> str:
@@ -124,17 +128,43 @@ class PortForward:
         return f"127.0.0.1:{self.port}"
 
     def _keep(self) -> None:
-        parent = os.getpid()
         while not self._stopping.is_set():
-            self._process = subprocess.Popen(
-                [*self._command, f"{self.port}:{self._remote_port}"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                # Dies with this thread, which lives as long as the test run needs the port.
-                preexec_fn=die_with_parent(parent) if sys.platform == "linux" else None,
-            )
-            self._process.wait()
+            pod = self._identity("")
+            self._process = self._start()
+            while not self._ended(self._process):
+                if self._identity(pod) != pod:
+                    self._process.terminate()
             self._stopping.wait(FORWARD_PAUSE_S)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the end of a process, but only so long; tell whether it came."""
+        if self._stopping.is_set():
+            process.terminate()
+        try:
+            process.wait(FORWARD_CHECK_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        ports = f"{self.port}:{self._remote_port}"
+        return subprocess.Popen(
+            self._kubectl.command(
+                "port-forward", f"service/{self._service}", ports, "--address=127.0.0.1"
+            ),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Dies with this thread, which lives as long as the test run needs the port.
+            preexec_fn=die_with_parent(os.getpid()) if sys.platform == "linux" else None,
+        )
+
+    def _identity(self, known: str) -> str:
+        """Return the uid of the pod, empty without one; what is known if nobody can tell."""
+        query = ("pod", self._pod, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+        try:
+            return self._kubectl("get", *query, timeout_s=20)
+        except (CommandError, subprocess.TimeoutExpired):
+            return known
 
     def __enter__(self) -> Self:
         """Start forwarding; the port may take a moment to answer."""
@@ -149,10 +179,9 @@ class PortForward:
     ) -> None:
         """Stop forwarding and leave no process behind."""
         self._stopping.set()
-        while self._keeper.is_alive():
-            if self._process is not None and self._process.poll() is None:
-                self._process.terminate()
-            self._keeper.join(timeout=0.5)
+        if self._process is not None:
+            self._process.terminate()
+        self._keeper.join()
 
 
 def wait_for(

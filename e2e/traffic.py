@@ -23,7 +23,7 @@ STOP_S_MAX = 120.0
 @contextmanager
 def forwarded_worker(kubectl: Kubectl) -> Iterator[str]:
     """Lead a local port to the worker's Service; gives its `host:port` once it answers."""
-    with PortForward(kubectl, "service/worker", WORKER_PORT) as forward:
+    with PortForward(kubectl, "worker", WORKER_PORT) as forward:
         wait_for(lambda: is_ready(forward.address), 60, "the worker to answer through its Service")
         yield forward.address
 
