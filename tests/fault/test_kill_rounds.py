@@ -14,7 +14,7 @@ from tidewater_testing.checker import verify
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.traffic import Load, Record, Traffic
 
-ROUNDS = 54
+ROUNDS = 51
 SEED = 20_261
 LOG = {"segmentSize": "256Ki", "retention": {"time": "2s", "size": "0"}}
 SPEC = {"partitions": 3, "writer": {"flushInterval": "200ms"}}
@@ -54,7 +54,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path) 
     manifests = [topic_manifest(name, {**SPEC, **spec}) for name, spec in TOPICS.items()]
     with Worker(tmp_path / "w", manifests) as worker:
         loads = [
-            Traffic(Load(worker.address, name, partitions=3, pause_s=0.02, seed=SEED))
+            Traffic(Load(worker.address, name, senders=4, partitions=3, pause_s=0.02, seed=SEED))
             for name in TOPICS
         ]
         async with loads[0], loads[1]:
