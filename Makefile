@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 # What `make lint` and `make types` look at: of these folders the ones that hold Python.
-FOLDERS := core/src worker/src operator/src pipeline/src client/src docker tools bench e2e tests
+FOLDERS := core/src coordination/src worker/src operator/src pipeline/src client/src docker tools bench e2e tests
 SOURCES = $(foreach folder,$(FOLDERS),$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 
 # Settings that a person may give: make run LISTEN=127.0.0.1:9000 DATA=/somewhere
@@ -18,6 +18,7 @@ DATA ?= data
 LISTEN ?= 127.0.0.1:8080
 RUN_ARGS ?=
 TEST_ARGS ?=
+TEST_JOBS ?= 2
 BENCH_ARGS ?=
 
 -include mk/*.mk
@@ -36,9 +37,9 @@ setup: ## Make .venv with everything for development (done by the other targets 
 	@$(PYTHON) tools/setup.py dev
 
 .PHONY: test
-test: check ## Check, then run all tests (about 12 minutes on two cores; TEST_ARGS="-k name")
+test: check ## Check, then run all tests (TEST_ARGS="-k name", TEST_JOBS=2)
 	@PYTHONPATH=tests/lib $(BIN)/python -m tidewater_testing.parts.fetch
-	@timeout --kill-after=30 1800 $(BIN)/python -m pytest --durations=15 $(TEST_ARGS)
+	@timeout --kill-after=30 1800 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --durations=15 $(TEST_ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that take seconds (no slow ones, no Java)

@@ -1,5 +1,6 @@
 """Fixtures that every test can have: real parts, one per session or module, started when asked."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 
 from tidewater_testing.parts.rest_catalog import RestCatalog
 from tidewater_testing.parts.seaweed import SeaweedFS
+
+# Tests start processes while gRPC's threads run. Its handlers of a fork would work in the child,
+# which is about to become another program, and now and then end it instead.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from tidewater_testing.evidence import load_table, read_table_sides
-from tidewater_testing.parts.etcd import Etcd
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.process import wait_until
 
@@ -150,27 +148,3 @@ def test_an_owner_that_slept_past_its_lease_is_refused(tmp_path: Path) -> None:
         assert json.loads(properties["tidewater.gap.0"]) == [{"start": 2, "end": GAP_END}]
         rows = read_table_sides(load_table(catalog_of(tmp_path), TOPIC))[0].rows
         assert [row.offset for row in rows[:3]] == [0, 1, GAP_END]
-
-
-def test_etcd_is_away_for_longer_than_the_session(tmp_path: Path) -> None:
-    """Nothing is lost or doubled: appends stop with the session, reads and commits go on."""
-    with Etcd(tmp_path / "etcd") as etcd:
-        worker = make_worker(tmp_path, "a", etcd.coordination)
-        with worker:
-            assert sent(worker, "before") == 0
-            etcd.servers[0].kill()
-            assert send(worker, "within the lease")[0] == 200
-            wait_until(lambda: send(worker, "x")[0] == 503, WAIT_S, "appends to be refused", 0.1)
-            status, body = send(worker, "no")
-            assert (status, body["error"]["reason"]) == (503, "SessionLost")
-            assert body["error"]["retry_after_ms"] > 0
-            flushed = worker.flush(TOPIC)
-            end = flushed["frontier"]["0"]
-            found = worker.get(f"/v1/{TOPIC}/messages?partition=0&offset=0&limit=10000").json()
-            assert found["end_offset"] == end == len(found["messages"]), "G3: reads go on"
-            time.sleep(TTL_S)
-            etcd.servers[0].start()
-            etcd.wait()
-            assert sent(worker, "after") == end, "G1: nothing lost, nothing doubled"
-            assert worker.flush(TOPIC)["frontier"]["0"] == end + 1
-            assert describe(worker)["epoch"] >= 1

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from tidewater_coordination.sqlite import SqliteCoordination
 from tidewater_testing.checker import AckedBatch, Range, make_payload, verify
 from tidewater_testing.evidence import load_table, read_log_side, read_table_sides
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.process import wait_until
 from tidewater_testing.traffic import encode_json
-from tidewater_worker.coordination.sqlite import SqliteCoordination
 
 TOPIC = "zombie/orders"
 SPEC = {"partitions": 1, "writer": {"flushInterval": "100ms"}}

@@ -202,7 +202,7 @@ READS = {
     "timestamp of many digits": (4, f"/v1/shop/single/messages?timestamp={DIGITS}"),
     "limit 0": (400, "/v1/shop/single/messages?limit=0"),
     "negative wait": (400, "/v1/shop/single/messages?wait_ms=-5"),
-    "no such path": (404, "/v1/shop"),
+    "no such path": (404, "/v2/shop"),
     "metadata of an unknown topic": (404, "/v1/shop/nosuch"),
     "stats of an unknown topic": (404, "/v1/shop/nosuch/stats"),
 }

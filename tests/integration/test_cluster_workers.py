@@ -33,6 +33,11 @@ def test_any_worker_answers_and_partitions_move(cluster: Cluster) -> None:
     cluster.move(2, "c", via="b")
     for via in NAMES:
         assert cluster.owners(via) == {0: "a", 1: "b", 2: "c"}, f"asked {via}"
+    forwarded = {"Tidewater-Forwarded": "b"}
+    refused = cluster.workers["a"].post(path, body, headers=forwarded)
+    assert (refused.status, refused.json()["error"]["reason"]) == (503, "OwnedElsewhere"), (
+        "a forwarded request is never forwarded again"
+    )
     for via in NAMES:
         for number in range(3):
             cluster.produced(via, [f"{via}{number}"], number)

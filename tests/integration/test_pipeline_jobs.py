@@ -13,20 +13,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from tidewater_core.errors import Invalid, Retryable
 from tidewater_core.names import TopicName
 from tidewater_core.settings import CatalogSettings
 from tidewater_core.units import Duration
+from tidewater_pipeline.cli import maintain
+from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.run import Run
 from tidewater_pipeline.jobs import audit, compact, expire, ingest, manifests, orphans, replay
 from tidewater_pipeline.jobs import retention as retain
 from tidewater_pipeline.report import Outcome, Progress
 from tidewater_pipeline.session import Session, TopicTable
 from tidewater_pipeline.settings import SparkSettings
+from tidewater_pipeline.subscribers import Cursor
 from tidewater_testing.checker import verify
 from tidewater_testing.parts.seaweed import SeaweedFS
 from tidewater_testing.parts.worker import Worker, topic_manifest
+from tidewater_testing.subscriptions import Consumer, subscription_manifest
 from tidewater_testing.traffic import Load, Traffic
+from tidewater_testing.walking import Walker
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,6 +61,9 @@ TOPICS = {
     "shop/aged": QUICK,
     "shop/copy": QUICK,
     "shop/loaded": {"partitions": 1, "writer": {"flushInterval": "100ms"}},
+    "shop/read": {**QUICK, "retention": {"time": "1h"}},
+    "shop/from-table": {"partitions": 1, "writer": {"flushInterval": "100ms"}},
+    "shop/from-csv": {"partitions": 1, "writer": {"flushInterval": "100ms"}},
     "shop/live": LIVE,
 }
 
@@ -74,6 +85,7 @@ class LaterClock:
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Start an embedded worker with the topics of all tests."""
     manifests_ = [topic_manifest(name, spec) for name, spec in TOPICS.items()]
+    manifests_.append(subscription_manifest("shop/billing", "read"))
     with Worker(tmp_path_factory.mktemp("pipeline"), manifests_) as part:
         yield part
 
@@ -159,6 +171,11 @@ def test_upkeep_of_a_table(worker: Worker, session: Session) -> None:
     assert done.after is not None
     assert (done.before.files, done.after.files) == (8, 1), done.to_json()
     assert done.after.rows == 160
+    assert table.load().sort_order == compact.ORDER, "so nothing is shuffled"
+    (whole,) = table.files(table.load())
+    columns = pq.read_table(whole.path.removeprefix("file:"), columns=list(compact.ORDER))
+    pairs = list(zip(*(column.to_pylist() for column in columns.columns), strict=True))
+    assert pairs == [(p, offset) for p in range(2) for offset in range(80)], "sorted in the file"
     again = compact.run(session, table, compact.CompactOptions(include_open=True))
     assert again.outcome is Outcome.NOTHING, "twice changes nothing"
 
@@ -209,11 +226,16 @@ def test_audit_finds_what_was_planted(worker: Worker, session: Session) -> None:
         f"INSERT INTO {name} SELECT tw_partition, 100, tw_time, tw_key, tw_headers, value "
         f"FROM {name} WHERE tw_partition = 0 AND tw_offset = 5"
     )
+    # Of partition 0 a person gave 32 to 35 up: a record, not a finding.
+    table.set_properties({"tidewater.gap.0": '[{"start":32,"end":36}]'})
     report = audit.run(session, table, audit.AuditOptions(chunk_rows=16))
     assert report.outcome is Outcome.FOUND
+    assert report.details["recorded_gaps"] == [{"partition": 0, "first": 32, "last": 35}]
+    assert (report.details["missing"], report.details["twice"]) == (7 + 3, 3)
     found = {(f["kind"], f["partition"], f["first"], f["last"]) for f in report.details["findings"]}
     assert found == {
-        ("missing", 0, 30, 40),
+        ("missing", 0, 30, 31),
+        ("missing", 0, 36, 40),
         ("past-frontier", 0, 100, 100),
         ("time-order", 0, 100, 100),
         ("twice", 1, 10, 12),
@@ -228,7 +250,7 @@ def test_retention_raises_the_start_first_and_respects_cursors(
     produce(worker, topic, batches=3)
     table = table_of(session, topic)
     later = replace(session, clock=LaterClock(3 * 3600))
-    cursor = retain.Cursor("billing", 1, 29)
+    cursor = Cursor("billing", 1, 29)
     options = retain.RetentionOptions(keep=Duration("1h"), cursors=(cursor,))
     refused = retain.run(later, table, options)
     assert refused.outcome is Outcome.REFUSED
@@ -249,6 +271,39 @@ def test_retention_raises_the_start_first_and_respects_cursors(
     assert sound.details["rows_read"] == 20
     gone = session.sql(f"SELECT min(tw_offset) AS n FROM {table.full_name}")
     assert gone == [{"n": 30}]
+
+
+def test_upkeep_asks_who_still_reads(worker: Worker, session: Session) -> None:
+    """Rows that a subscription has not read stay, files are joined all the same; then they go.
+
+    Three hours pass, so that the hour has closed and there is something to cut.
+    """
+    topic = "shop/read"
+    produce(worker, topic, batches=6)
+    words = ["maintain", "--topic", topic, "--data", str(worker.directory), "--older-than", "1m"]
+    args = given.build_parser().parse_args(words)
+    later = replace(session, clock=LaterClock(3 * 3600))
+    run = Run(later, args, given.places(args, {}).store)
+    refused = maintain.maintain(run, TopicName.parse(topic))
+    assert refused.verdict.outcome is Outcome.REFUSED, refused.to_json()
+    assert "shop/billing has read partition 0 up to 0" in refused.verdict.message
+    assert refused.after is not None
+    assert (refused.after.files, refused.after.rows) == (1, 120), "compacted, none removed"
+    assert refused.removed["expired_snapshots"] > 0
+
+    consumer = Consumer(worker.address, topic, "billing")
+    read = 0
+    while read < 120:
+        messages = consumer.pull(wait_ms=1000)
+        consumer.ok("ack", ack_ids=[message["ack_id"] for message in messages])
+        read += len(messages)
+    done = maintain.maintain(run, TopicName.parse(topic))
+    assert done.verdict.outcome is Outcome.DONE, done.to_json()
+    assert done.after is not None
+    assert done.after.rows == 0
+    assert table_of(session, topic).load().starts == {0: 60, 1: 60}
+    last = {step.job: step for step in done.steps}["orphans"]
+    assert "ago" in last.message, "every file is not listed at each run"
 
 
 def test_import_and_replay_send_every_row_once(
@@ -292,47 +347,71 @@ def test_import_and_replay_send_every_row_once(
     }
 
 
-class Reader(threading.Thread):
-    """Reads a partition from its beginning, over and over, and notes every break in the order."""
+def test_import_from_a_table_goes_on_where_it_was_cut(worker: Worker, session: Session) -> None:
+    """The run is cut in the middle and the source is rewritten: still each row once."""
+    source = "tidewater.lake.events"
+    session.sql("CREATE NAMESPACE IF NOT EXISTS tidewater.lake")
+    session.sql(
+        f"CREATE TABLE {source} USING iceberg AS SELECT id, concat('u', id % 7) AS who "
+        "FROM range(0, 20000, 1, 2)"
+    )
+    target = table_of(session, "shop/from-table")
+    options = ingest.ImportOptions(
+        source=source, format="table", url=f"http://{worker.address}", key="who", batch_rows=10
+    )
+    frontier = threading.Event()
 
-    def __init__(self, worker: Worker, topic: str, partition: int) -> None:
-        super().__init__(daemon=True)
-        self.worker, self.topic, self.partition = worker, topic, partition
-        self.halt = threading.Event()
-        self.wrong: list[str] = []
-        self.rounds = 0
-        self.messages = 0
+    def cut() -> None:
+        while not frontier.is_set():
+            if worker.get("/v1/shop/from-table/messages?partition=0&offset=0").json()["end_offset"]:
+                session.spark.sparkContext.cancelAllJobs()
+                return
 
-    def run(self) -> None:
-        while not self.halt.is_set():
-            offset = 0
-            while not self.halt.is_set():
-                answer = self.worker.get(
-                    f"/v1/{self.topic}/messages?partition={self.partition}&offset={offset}"
-                    "&limit=2000"
-                )
-                if answer.status == 503:
-                    continue
-                if answer.status != 200:
-                    self.wrong.append(f"G3 One stream: {answer.status} {answer.body!r}")
-                    return
-                page = answer.json()
-                offsets = [message["offset"] for message in page["messages"]]
-                if offsets != list(range(offset, offset + len(offsets))):
-                    self.wrong.append(f"G3 One stream: partition {self.partition} at {offset}")
-                    return
-                self.messages += len(offsets)
-                offset = page["next_offset"]
-                if offset >= page["end_offset"]:
-                    break
-            self.rounds += 1
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    with pytest.raises(Retryable):
+        ingest.run(session, target, options)
+    frontier.set()
+    cutter.join()
+    session.sql(f"INSERT INTO {source} SELECT id, 'late' FROM range(20000, 20010)")
+    compact_call = "CALL tidewater.system.rewrite_data_files(table => 'lake.events', "
+    session.sql(compact_call + "options => map('rewrite-all', 'true'))")
+
+    again = ingest.run(session, target, options)
+    assert again.details["messages"] == 20_000, again.to_json()
+    assert 0 < again.details["stored_before"] < 20_000
+    rows = [json.loads(m["value"]) for m in read_all(worker, "shop/from-table", 0)]
+    assert sorted(row["id"] for row in rows) == list(range(20_000)), "each once, of one version"
+    assert all(row["who"] == f"u{row['id'] % 7}" for row in rows)
+    assert ingest.run(session, target, options).outcome is Outcome.NOTHING, "it is through"
+    more = ingest.run(session, target, replace(options, run_id="a-second-look"))
+    assert more.details["messages"] == 20_010
+
+
+def test_import_of_csv(worker: Worker, session: Session, tmp_path: Path) -> None:
+    lines = ["id,city,amount", '1,"Oslo, N",2.5', "2,Rome,", "3,Bern,7"]
+    (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
+    url = f"http://{worker.address}"
+    options = ingest.ImportOptions(source=str(tmp_path), format="csv", url=url, key="id")
+    target = table_of(session, "shop/from-csv")
+    assert ingest.run(session, target, options).details["messages"] == 3
+    assert ingest.run(session, target, options).details["stored_before"] == 3
+    messages = read_all(worker, "shop/from-csv", 0)
+    assert [m["key"] for m in messages] == ["1", "2", "3"]
+    assert [json.loads(m["value"]) for m in messages] == [
+        {"id": 1, "city": "Oslo, N", "amount": 2.5},
+        {"id": 2, "city": "Rome"},
+        {"id": 3, "city": "Bern", "amount": 7.0},
+    ]
+    with pytest.raises(Invalid, match="no column 'nobody'"):
+        ingest.run(session, target, replace(options, key="nobody"))
 
 
 async def test_the_stream_goes_on_under_upkeep(worker: Worker, session: Session) -> None:
     """Compaction, expiry and removal of orphans against a commit a second and readers from 0."""
     topic = "shop/live"
     table = table_of(session, topic)
-    readers = [Reader(worker, topic, partition) for partition in range(2)]
+    readers = [Walker(worker, topic, partition) for partition in range(2)]
     outcomes: list[Outcome] = []
     rewritten = 0
     load = Load(worker.address, topic, senders=2, partitions=2, pause_s=0.05)

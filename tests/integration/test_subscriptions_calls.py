@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidewater_testing.evidence import load_table
-from tidewater_testing.parts.worker import Worker, topic_manifest
+from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.process import wait_until
 from tidewater_testing.subscriptions import Consumer, subscription_manifest, values
 
@@ -26,7 +26,7 @@ ONE = {"partitions": 1}
 TOPICS: dict[str, dict[str, Any]] = {
     "acks": ONE, "backs": ONE, "polls": ONE, "seeks": {"partitions": 2}, "filters": ONE,
     "typed": TYPED, "deads": {"partitions": 2}, "graves": ONE, "orphans": ONE, "slow": ONE,
-    "errors": ONE, "big": ONE,
+    "errors": ONE, "big": ONE, "crashes": ONE,
     "gone": ONE,
     "long": {
         "partitions": 1,
@@ -50,6 +50,7 @@ SUBSCRIPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "typed": ("typed", {"filter": {"where": "region = 'eu' AND (amount > 100 OR amount IS NULL)"}}),
     "bad-where": ("typed", {"filter": {"where": "colour = 'red'"}}),
     "deads": ("deads", {**FAST, "maxDeliveries": 2, "deadLetter": {"topic": "graves"}}),
+    "crashes": ("crashes", {**FAST, "maxDeliveries": 3, "deadLetter": {"topic": "graves"}}),
     "orphans": ("orphans", {**FAST, "maxDeliveries": 1, "deadLetter": {"topic": "nowhere"}}),
     "slow": ("slow", {"maxUnacked": 3}),
     "errors": ("errors", {"type": "Exclusive"}),
@@ -434,3 +435,25 @@ def test_refusals(worker: Worker) -> None:
     assert mine.call("pull", consumer="").reason == "InvalidConsumer"
     assert mine.call("replay").reason == "NoDeadLetters"
     assert worker.post(f"{mine.path}/pull", "{").reason == "InvalidBody"
+
+
+def test_maxdeliveries_holds_over_kills(worker: Worker) -> None:
+    """A message that fails with every owner is dead after so many deliveries in all."""
+    fill(worker, "crashes", "poison")
+    mine = consumer(worker, "crashes")
+    for attempt in range(1, 4):
+        (poison,) = mine.pull(wait_ms=10_000)
+        assert poison["delivery"] == attempt, "failed deliveries are counted over kill -9"
+        assert mine.nack([poison]) == {"nacked": 1, "refused": []}
+        worker.kill(Victim.EDGE)
+        worker.wait_ready()
+    assert mine.pull(wait_ms=300) == []
+
+    def buried() -> bool:
+        letters = worker.get("/v1/shop/graves/messages?limit=1000").json()["messages"]
+        mine.pull()
+        return any(each["value"] == "poison" and each["headers"]["tidewater-attempts"] == "3"
+                   for each in letters)  # fmt: skip
+
+    wait_until(buried, 10, "the dead letter", 0.1)
+    wait_until(lambda: mine.status()["lag"] == 0, 5, "it to count as acknowledged")

@@ -1,19 +1,23 @@
 """Subscriptions over several workers, and while the registry changes under them (G4)."""
 
 import asyncio
+import http.client
 import json
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from tidewater_coordination import connect
+from tidewater_coordination.port import Coordination
 from tidewater_core.crd.subscription import SubscriptionSpec
+from tidewater_testing.evidence import load_table
+from tidewater_testing.parts.pair import move, two_workers
 from tidewater_testing.parts.worker import Worker, topic_manifest
 from tidewater_testing.process import wait_until
 from tidewater_testing.subscriptions import Consumer, subscription_manifest, values
-from tidewater_worker.coordination import connect
-from tidewater_worker.coordination.port import Coordination
 
 TOPIC = "shop/orders"
 SPEC = {"partitions": 2, "writer": {"flushInterval": "200ms"}}
@@ -26,53 +30,36 @@ pytestmark = pytest.mark.timeout(240)
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     """Two workers of one topic; each has one of its partitions."""
     directory = tmp_path_factory.mktemp("cluster")
-    catalog = {
-        "type": "sql",
-        "uri": f"sqlite:///{directory}/catalog.db",
-        "warehouse": f"file://{directory}/warehouse",
-    }
     manifests = [
         topic_manifest(TOPIC, SPEC),
         subscription_manifest("shop/all", "orders", **FAST),
         subscription_manifest("shop/one", "orders", type="Exclusive", **FAST),
         subscription_manifest("shop/reset", "orders", **FAST),
+        topic_manifest(
+            "shop/sql", {"partitions": 2, "writer": {"flushInterval": "10m"}, "freshness": "20m"}
+        ),
+        subscription_manifest("shop/sql", "sql", isolation="committed"),
+        topic_manifest("shop/quick", {"partitions": 2}),
+        subscription_manifest("shop/quick", "quick", ackDeadline="5m"),
+        topic_manifest("shop/poison", {"partitions": 2}),
+        topic_manifest("shop/graves", {"partitions": 2}),
+        subscription_manifest(
+            "shop/poison", "poison", **FAST, maxDeliveries=1, deadLetter={"topic": "graves"}
+        ),
     ]
-    with ExitStack() as stack:
-        found = {
-            name: stack.enter_context(
-                Worker(
-                    directory / name,
-                    manifests if name == "a" else [],
-                    catalog=catalog,
-                    coordination=str(directory / "coordination.db"),
-                    worker_id=name,
-                )
-            )
-            for name in ("a", "b")
-        }
-        _move(found["a"], 1, "b")
+    topics = [TOPIC, "shop/quick", "shop/poison", "shop/graves", "shop/sql"]
+    with two_workers(directory, manifests, topics) as found:
         yield found
 
 
-def _move(worker: Worker, number: int, to: str) -> None:
-    path = f"/v1/{TOPIC}/partitions/{number}/move"
-    assert worker.post(path, json.dumps({"to": to})).status == 202
-
-    def there() -> bool:
-        part = worker.get(f"/v1/{TOPIC}").json()["partitions"][number]
-        return bool(part["owner"] == to and part["state"] == "running")
-
-    wait_until(there, 60, f"partition {number} on {to}", 0.1)
-
-
-def _produce(worker: Worker, number: int, *texts: str) -> None:
+def _produce(worker: Worker, number: int, *texts: str, topic: str = TOPIC) -> None:
     body = json.dumps({"messages": [{"value": text} for text in texts]})
 
     said = b""
 
     def done() -> bool:
         nonlocal said
-        answer = worker.post(f"/v1/{TOPIC}/messages?partition={number}", body)
+        answer = worker.post(f"/v1/{topic}/messages?partition={number}", body)
         assert answer.status in (200, 503), answer.body
         said = answer.body
         return answer.status == 200
@@ -107,14 +94,96 @@ def test_any_worker_serves_all_partitions(workers: dict[str, Worker]) -> None:
     assert (status["lag"], status["unacked"]) == (1, 1)
     assert b.status()["lag"] == 1
     late = [m for m in got if m["value"] == "b1"]
-    _move(workers["a"], 1, "a")
+    move(workers["a"], TOPIC, 1, "a")
     # Delivered by b, acknowledged at a.
     wait_until(lambda: a.ack(late) == {"acked": 1, "refused": []}, 10, "the moved ack", 0.05)
     _produce(workers["b"], 1, "b2")
     assert values(_drain(b, 1)) == ["b2"], "b asks a"
     assert a.ok("seek", offset=0) == {"offsets": {"0": 0, "1": 0}}
     assert len(_drain(b, 5)) == 5
-    _move(workers["a"], 1, "b")
+    move(workers["a"], TOPIC, 1, "b")
+
+
+def test_a_waiting_pull_hears_of_other_owners_at_once(workers: dict[str, Worker]) -> None:
+    """It waits at all owners; what wakes it up may be anywhere."""
+    mine = Consumer(workers["a"].address, "shop/quick", "quick", "c")
+    with ThreadPoolExecutor(1) as pool:
+        for number in (1, 0, 1):
+            waiting = pool.submit(mine.pull, 10, 20_000)
+            wait_until(lambda: any(_waits(workers[w], "quick") for w in "ab"), 5, "the pull", 0.02)
+            time.sleep(0.1)
+            begun = time.monotonic()
+            _produce(workers["b"], number, "now", topic="shop/quick")
+            got = waiting.result(timeout=15)
+            assert [m["partition"] for m in got] == [number]
+            assert time.monotonic() - begun < 1.5, "no polling: less than one round of it"
+            mine.ack(got)
+
+
+def _waits(worker: Worker, name: str) -> bool:
+    status = worker.get(f"/v1/shop/{name}/subscriptions/{name}").json()
+    return bool(status["consumers"])
+
+
+def test_nothing_is_lost_with_who_asked_elsewhere(workers: dict[str, Worker]) -> None:
+    """A client that hung up takes no message along, also not one of another worker."""
+    stays = Consumer(workers["a"].address, "shop/quick", "quick", "stays")
+    for round_ in range(8):
+        connection = http.client.HTTPConnection(workers["a"].address, timeout=10)
+        body = json.dumps({"max": 10, "wait_ms": 20_000, "consumer": f"gone-{round_}"})
+        connection.request("POST", "/v1/shop/quick/subscriptions/quick/pull", body)
+        time.sleep(0.1)
+        connection.close()
+        _produce(workers["b"], 1, f"r{round_}", topic="shop/quick")
+        (got,) = _drain(stays, 1)
+        assert (got["value"], got["delivery"]) == (f"r{round_}", 1), "not after five minutes"
+        stays.ack([got])
+
+
+def test_dead_letters_are_replayed_over_workers(workers: dict[str, Worker]) -> None:
+    """Dead letters and their originals lie on different workers; each is replayed once."""
+    for number in (0, 1):
+        _produce(workers["a"], number, f"p{number}-0", f"p{number}-1", topic="shop/poison")
+    mine = Consumer(workers["b"].address, "shop/poison", "poison", "c")
+    mine.nack(_drain(mine, 4))
+    wait_until(lambda: (mine.pull(), mine.status()["lag"] == 0)[1], 20, "the funeral", 0.1)
+    replayed = mine.ok("replay", max=3)["replayed"] + mine.ok("replay")["replayed"]
+    assert replayed == 4
+    got = _drain(mine, 4)
+    assert sorted(values(got)) == ["p0-0", "p0-1", "p1-0", "p1-1"]
+    assert {m["delivery"] for m in got} == {1}
+    mine.ack(got)
+    assert mine.ok("replay") == {"replayed": 0, "expired": 0}
+    assert mine.status()["lag"] == 0
+
+
+def test_committed_and_named_instants_over_workers(workers: dict[str, Worker]) -> None:
+    """`isolation: committed` follows the one table, whoever commits; tags mean all partitions."""
+    for number in (0, 1):
+        _produce(workers["a"], number, f"s{number}-0", f"s{number}-1", topic="shop/sql")
+    mine = Consumer(workers["b"].address, "shop/sql", "sql", "c")
+    assert mine.pull(wait_ms=300) == []
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_drain, mine, 4)
+        flushed = workers["a"].flush("shop/sql")
+        got = waiting.result(timeout=30)
+    assert sorted(values(got)) == ["s0-0", "s0-1", "s1-0", "s1-1"]
+    assert flushed["frontier"] == {"0": 2, "1": 2}
+    mine.ack(got)
+    table = load_table(workers["a"].catalog_properties, "shop/sql")
+    instant = table.current_snapshot()
+    assert instant is not None
+    table.manage_snapshots().create_tag(instant.snapshot_id, "month-close").commit()
+    for number in (0, 1):
+        _produce(workers["b"], number, f"s{number}-2", topic="shop/sql")
+    workers["b"].flush("shop/sql")
+    late = _drain(mine, 2)
+    mine.ack(late)
+    for start in ({"tag": "month-close"}, {"snapshotId": instant.snapshot_id}):
+        assert mine.ok("seek", **start) == {"offsets": {"0": 2, "1": 2}}
+        again = _drain(mine, 2)
+        assert sorted(values(again)) == ["s0-2", "s1-2"]
+        mine.ack(again)
 
 
 def test_exclusive_over_workers(workers: dict[str, Worker]) -> None:
@@ -131,7 +200,7 @@ def test_exclusive_over_workers(workers: dict[str, Worker]) -> None:
 
 def _change(worker: Worker, name: str, spec: SubscriptionSpec | None) -> None:
     async def change() -> None:
-        registry: Coordination = connect(worker.settings)
+        registry: Coordination = connect(worker.settings.coordination)
         await registry.start()
         try:
             if spec is None:

@@ -79,6 +79,8 @@ def message_batch(
                     pa.array([count], pa.int32()), pa.array([None], pa.string())
                 )
             )
+        elif field.name == "tw_unsynced":
+            columns.append(_nothing_unsynced(count))
         elif field.name == "value" and spec.schema_ is None:
             columns.append(pa.array(values, field.type))
         else:
@@ -104,8 +106,15 @@ def random_batch(spec: TopicSpec, rows: int, size: int, time_us: int = TIME_US) 
             pa.nulls(rows, schema.field("tw_headers").type),
             values,
             producer,
+            _nothing_unsynced(rows),
         ],
         schema=schema,
+    )
+
+
+def _nothing_unsynced(rows: int) -> pa.Array:
+    return pa.RunEndEncodedArray.from_arrays(
+        pa.array([rows], pa.int32()), pa.array([0], pa.int64())
     )
 
 

@@ -12,7 +12,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tidewater_worker.dispatch.cursor import Cursor, decode_ranges, encode_ranges
+from tidewater_worker.dispatch.cursor import (
+    Cursor,
+    decode_failures,
+    decode_ranges,
+    encode_failures,
+    encode_ranges,
+)
 from tidewater_worker.dispatch.delivery import PARTITION_KEY, Delivery
 from tidewater_worker.dispatch.keyshared import Ring, partition_owner
 from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
@@ -50,6 +56,8 @@ class Deliveries(RuleBasedStateMachine):
         """offset → consumer and lease: deliveries that the model knows to be under way."""
         self.given: list[tuple[int, Leased]] = []
         """Every delivery ever made, with the incarnation of the owner that made it."""
+        self.revived: set[int] = set()
+        """Dead ones that could not be put elsewhere."""
         self.replayed: set[int] = set()
         """By a person's wish these come after later ones."""
         self.incarnation = 0
@@ -106,7 +114,7 @@ class Deliveries(RuleBasedStateMachine):
         assert offset not in self.acked, f"G4: {offset} was acknowledged and is delivered again"
         assert offset not in self.out, f"G4: {offset} is with two consumers"
         limit = self.policy.deliveries_max
-        assert limit is None or leased.delivery <= limit + 50
+        assert limit is None or leased.delivery <= limit or offset in self.revived
         group = self.group(offset)
         if group is None:
             return
@@ -208,6 +216,7 @@ class Deliveries(RuleBasedStateMachine):
                 self.acked.add(offset)
             else:
                 self.delivery.revive(offset, self.now)
+                self.revived.add(offset)
 
     @precondition(lambda self: self.acked)
     @rule(data=st.data())
@@ -220,10 +229,17 @@ class Deliveries(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """All that is not in the cursor is forgotten."""
+        """All is forgotten but what is stored: the cursor, and what has failed how often."""
         cursor = self.delivery.cursor
         again = decode_ranges(cursor.next, encode_ranges(cursor))
-        self.delivery = Delivery(self.policy, again, 0, self.owner, WINDOW)
+        failures = self.delivery.failures()
+        stored = encode_failures(cursor.next, failures)
+        assert decode_failures(cursor.next, stored) == failures
+        self.delivery = Delivery(
+            self.policy, again, 0, self.owner, WINDOW,
+            failures=decode_failures(cursor.next, stored),
+        )  # fmt: skip
+        assert self.delivery.failures() == failures, "maxDeliveries holds over restarts"
         self.incarnation += 1
         self.out.clear()
 

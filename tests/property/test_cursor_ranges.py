@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from tidewater_core.errors import Corrupt, Invalid
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.cursor import (
+    FAILURES_MAX,
     Cursor,
     Progress,
+    decode_failures,
     decode_progress,
     decode_ranges,
+    encode_failures,
     encode_ranges,
 )
 
@@ -121,3 +124,23 @@ def test_other_texts_are_refused(text: str) -> None:
         assert error.reason == "InvalidAckId"  # noqa: PT017  (hypothesis draws both kinds)
     else:
         assert all(number >= 0 for number in ack_id)
+
+
+@given(st.integers(0, 100), st.dictionaries(st.integers(100, 10**12), st.integers(1, 50)))
+def test_failures_are_read_as_they_were_written(next_offset: int, failures: dict[int, int]) -> None:
+    stored = encode_failures(next_offset, failures)
+    assert decode_failures(next_offset, stored) == failures
+
+
+def test_failures_are_bounded() -> None:
+    """G6: past the bound the messages that failed most are remembered."""
+    failures = {offset: 1 + (offset % 7 == 0) for offset in range(2 * FAILURES_MAX)}
+    kept = decode_failures(0, encode_failures(0, failures))
+    assert len(kept) == FAILURES_MAX
+    assert {offset for offset, times in failures.items() if times == 2} <= kept.keys()
+
+
+@pytest.mark.parametrize("numbers", [[1], [-1, 1], [0, 0], [1, 1, 1]])
+def test_impossible_failures_stop_the_partition(numbers: list[int]) -> None:
+    with pytest.raises(Corrupt):
+        decode_failures(5, numbers)

@@ -7,12 +7,15 @@
     ├── Overloaded          429  a limit was reached: slow down, then try again
     ├── Corrupt             500  stored bytes are wrong: stop and keep the evidence
     └── Invalid             400  a person must change the request
+        ├── Unauthenticated 401  no token, or one that is not valid
+        ├── Forbidden       403  the user may not
         ├── NotFound        404
         ├── Conflict        409
         ├── TooLarge        413
         └── Unsupported     415
 
 `reason` is a CamelCase word for machines (metrics, conditions, tests); `message` is for people.
+`kind` is a name from this tree: two kinds share a status, and whether to try again hangs on it.
 """
 
 from collections.abc import Mapping
@@ -36,16 +39,23 @@ class TidewaterError(Exception):
         """Read as `Reason: message`."""
         return f"{self.reason}: {self.message}"
 
+    @property
+    def kind(self) -> str:
+        """The name in the tree, also of an error whose class is known in one place only."""
+        return next(base.__name__ for base in type(self).__mro__ if base.__name__ in _NAMES)
+
     def to_json(self) -> dict[str, Any]:
-        """Return everything, `kind` (the class name) included, for another part of Tidewater."""
-        return {"kind": type(self).__name__, **self._parts()}
+        """Return everything, for another part of Tidewater."""
+        return self._parts()
 
     def to_body(self) -> dict[str, Any]:
-        """Return the body of an HTTP answer: `{"error": {"reason", "message", …}}`."""
+        """Return the body of an HTTP answer: `{"error": {"kind", "reason", "message", …}}`."""
         return {"error": self._parts()}
 
     def _parts(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {"reason": self.reason, "message": self.message}
+        parts: dict[str, Any] = {
+            "kind": self.kind, "reason": self.reason, "message": self.message,
+        }  # fmt: skip
         if self.retry_after_ms is not None:
             parts["retry_after_ms"] = self.retry_after_ms
         return parts
@@ -104,6 +114,18 @@ class Invalid(TidewaterError):
     status = 400
 
 
+class Unauthenticated(Invalid):
+    """Nobody knows who asks: there is no token, or it is not valid (any more)."""
+
+    status = 401
+
+
+class Forbidden(Invalid):
+    """Who asks is known, and may not."""
+
+    status = 403
+
+
 class NotFound(Invalid):
     """The named thing does not exist."""
 
@@ -137,6 +159,8 @@ _KINDS: dict[str, type[TidewaterError]] = {
         Overloaded,
         Corrupt,
         Invalid,
+        Unauthenticated,
+        Forbidden,
         NotFound,
         Conflict,
         TooLarge,
@@ -145,11 +169,16 @@ _KINDS: dict[str, type[TidewaterError]] = {
 }
 
 
+_NAMES: frozenset[str] = frozenset({*_KINDS, TidewaterError.__name__})
+
+
 def _kind_of_status(status: int | None, reason: str) -> type[TidewaterError]:
     """Name the kind of an error whose class did not travel with it."""
     if reason in _KINDS:
         return _KINDS[reason]
     exact: dict[int, type[TidewaterError]] = {
+        401: Unauthenticated,
+        403: Forbidden,
         404: NotFound,
         409: Conflict,
         413: TooLarge,

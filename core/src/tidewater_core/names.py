@@ -4,6 +4,7 @@ A name here is part of a format that others read (tables, log directories, manif
 one is a migration.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ TW_KEY: Final = "tw_key"
 TW_HEADERS: Final = "tw_headers"
 TW_PRODUCER: Final = "tw_producer"
 """In the log only: who sent a row, so that a re-sent batch is known after a restart."""
+TW_UNSYNCED: Final = "tw_unsynced"
+"""In the log only: how many messages before its frame were perhaps not on the disk yet."""
+LOG_ONLY: Final = (TW_PRODUCER, TW_UNSYNCED)
 VALUE: Final = "value"
 """The payload of a raw topic; typed topics have their own columns instead."""
 
@@ -45,13 +49,18 @@ LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """`"true"`: the operator leaves this object alone."""
-ANNOTATION_FORCE_DELETE: Final = f"{GROUP}/force-delete"
-"""`"true"`: let a deletion through although draining did not finish."""
 ANNOTATION_ACCEPT_LOSS: Final = f"{GROUP}/accept-loss"
 """Names the partitions whose volume is lost for good; they go on past a recorded gap."""
-FINALIZER: Final = f"{GROUP}/drain"
+ANNOTATION_MAINTAIN: Final = f"{GROUP}/maintain"
+"""Any new value: start the Spark jobs of this topic now."""
+LABEL_MADE_BY: Final = f"{GROUP}/made-by"
+"""`operator`: a pool that no person asked for; it goes when no topic needs it."""
 
 LABEL_CHARS_MAX: Final = 63
+POOL_NAME_CHARS_MAX: Final = 40
+"""Pod names (`tidewater-<pool>-<number>`) are host names, which end at 63 characters."""
+DEDICATED_CHARS_MAX: Final = POOL_NAME_CHARS_MAX - len("topic-")
+"""Of a topic's name in its pool's."""
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_LABEL_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
@@ -136,6 +145,15 @@ class TopicName:
         Both parts use only a-z, 0-9 and '-', which every catalog takes; some take no more.
         """
         return (self.namespace, self.name)
+
+
+def dedicated_pool(topic: str) -> str:
+    """Return the pool of a topic that has workers of its own."""
+    if len(topic) <= DEDICATED_CHARS_MAX:
+        return f"topic-{topic}"
+    # Two long names that begin alike must not share a pool.
+    digest = hashlib.sha256(topic.encode()).hexdigest()[:8]
+    return f"topic-{topic[: DEDICATED_CHARS_MAX - 9].rstrip('-')}-{digest}"
 
 
 def topic_path(root: Path, topic: TopicName) -> Path:

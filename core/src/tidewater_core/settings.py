@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tidewater_core.crd.explain import problems
 from tidewater_core.errors import Invalid
+from tidewater_core.security import AuthSettings, TlsSettings
 from tidewater_core.units import ByteSize, Duration
 
 
@@ -29,6 +30,25 @@ class CatalogSettings:
     """The catalog's name. A SQL catalog stores it with each table: all engines must use one."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """pyiceberg's catalog properties: `type` (rest, sql, glue, in-memory), `uri`, `warehouse`, …"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinationTls:
+    """PEM files for etcd over `https://`; they are read again when they were replaced."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    ca: str = ""
+    """Path of who signed the servers' certificates; empty: the system's roots."""
+    cert: str = ""
+    """Path of this client's certificate, for servers that ask for one."""
+    key: str = ""
+    """Path of its key."""
+
+    def __post_init__(self) -> None:
+        """Check that a certificate comes with its key."""
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("coordination_tls needs cert and key together")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +95,8 @@ class Limits:
     """Most partitions on one worker."""
     connections_max: int = 10_000
     """Most open connections. Past it: 503."""
+    stall_max: Duration = Duration("30s")
+    """Who has begun a request, or only a connection, and sends nothing for this long is cut off."""
     socket_ping: Duration = Duration("20s")
     """How often a WebSocket is pinged; a client that answers none of two is gone."""
 
@@ -134,8 +156,20 @@ class WorkerSettings:
     """A path of an SQLite file, or etcd endpoints (`http://…` or `https://…`) joined by commas."""
     catalog: CatalogSettings
     """The Iceberg catalog."""
+    coordination_prefix: str = "tidewater"
+    """Below which keys of etcd everything stands. Workers see topics, subscriptions and workers of
+    their own prefix and no others: the operator gives each Kubernetes namespace one (G9)."""
+    coordination_tls: CoordinationTls | None = None
+    """Certificates for etcd; None: the system's roots, and none of our own."""
+    coordination_user: str = ""
+    """User for an etcd with authentication turned on."""
+    coordination_password: str = field(default="", repr=False)
+    """Of that user; in a file as `${NAME}`, the environment variable that has it."""
+    assigned_only: bool = False
+    """With true, a partition that is assigned to nobody is taken by nobody; with false, who comes
+    first has it. (What is on a worker's own disk it always serves.)"""
     listen_host: str = "127.0.0.1"
-    """Address to listen on. The default is loopback: there is no authentication."""
+    """Address to listen on. The default is loopback: without `auth`, who reaches it may all."""
     listen_port: int = 8080
     """TCP port; 0 takes a free one."""
     flight_port: int | None = None
@@ -152,6 +186,10 @@ class WorkerSettings:
     shutdown_deadline: Duration = Duration("30s")
     """How long a shutdown may drain and commit before it gives up (nothing is lost then: the log
     has it, and the next start goes on)."""
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    """Who may use the worker."""
+    tls: TlsSettings | None = None
+    """Certificates of the worker; None: plain HTTP."""
     limits: Limits = field(default_factory=Limits)
     """Bounds on what callers can make grow."""
 
@@ -165,20 +203,10 @@ class WorkerSettings:
             raise ValueError(f"flight_port {self.flight_port} is not a TCP port (0 to 65535)")
         if self.session_ttl.ms < 1_000:
             raise ValueError("session_ttl must be at least 1s")
+        if not self.coordination_prefix.strip("/"):
+            raise ValueError("coordination_prefix must not be empty")
         if not self.coordination:
             raise ValueError("coordination must be a path of an SQLite file or etcd endpoints")
-
-    @property
-    def etcd_endpoints(self) -> tuple[str, ...]:
-        """The etcd endpoints; empty when coordination is an SQLite file."""
-        if not self.coordination.startswith(("http://", "https://")):
-            return ()
-        return tuple(part.strip() for part in self.coordination.split(","))
-
-    @property
-    def coordination_path(self) -> Path | None:
-        """The SQLite file; None when coordination is etcd."""
-        return None if self.etcd_endpoints else Path(self.coordination)
 
     def to_json(self) -> str:
         """Write as JSON text."""

@@ -9,6 +9,7 @@ is refused for a duration: whether `5` means seconds or milliseconds is the read
 """
 
 import re
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -36,7 +37,7 @@ AMOUNT_CHARS_MAX = 32
 """Longest text of an amount. Kubernetes needs a bound to price the rules that parse it."""
 
 
-class _Amount(int):
+class _Amount(int, ABC):
     """An integer with a text form; the base of the two units."""
 
     _pattern = ""
@@ -55,8 +56,9 @@ class _Amount(int):
         return cls(text)
 
     @classmethod
+    @abstractmethod
     def _read(cls, text: str) -> int:
-        raise NotImplementedError
+        """Read text with a unit, in the base unit."""
 
     @classmethod
     def _validate(cls, value: object) -> Self:

@@ -105,6 +105,8 @@ class Load:
     encoders: tuple[Encoder, ...] = ENCODERS
     give_up_s: float = 60.0
     """A request that has no definite outcome after this long fails the test."""
+    token: str = field(default="", repr=False)
+    """Bearer token of the sender; empty: none is sent."""
 
 
 class Traffic:
@@ -160,6 +162,8 @@ class Traffic:
                     "Tidewater-Producer": name,
                     "Tidewater-Sequence": str(sequence),
                 }
+                if load.token:
+                    headers["Authorization"] = f"Bearer {load.token}"
                 await self._until_acked(connection, route, payloads, body, headers)
                 number += count
                 sequence += 1

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from scripted_http import HANG_UP, RESET, Handler, Request, Server, answer
-from tidewater.producer import AsyncProducer, Producer
+from tidewater.producer import Producer
+from tidewater.producer_async import AsyncProducer
 from tidewater.retry import NO_RETRY, RetryPolicy
 from tidewater.transport import Transport
 from tidewater.wire import Ack, Message

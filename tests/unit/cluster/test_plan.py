@@ -2,8 +2,8 @@
 
 import pytest
 
+from tidewater_coordination.port import Ownership, WorkerInfo
 from tidewater_worker.cluster.plan import GAP_OFFSETS, Action, decide, next_after_gap
-from tidewater_worker.coordination.port import Ownership, WorkerInfo
 
 ME = WorkerInfo("a", "http://a", "", "volume-a")
 MINE = Ownership(0, "a", 3, "volume-a", "s1", is_live=True)
@@ -47,6 +47,45 @@ def test_decide(
     assigned: str | None, owner: Ownership | None, holds: bool, expected: Action
 ) -> None:
     assert decide(ME, assigned, owner, {"a", "b"}, holds=holds) is expected
+
+
+@pytest.mark.parametrize(
+    ("assigned", "owner", "holds", "expected"),
+    [
+        (None, None, False, Action.LEAVE),
+        (None, DRAINED, False, Action.LEAVE),
+        ("a", None, False, Action.OPEN),
+        ("a", DRAINED, False, Action.OPEN),
+        (None, MINE, True, Action.KEEP),  # nobody is there to take it
+        (None, MINE_DEAD, False, Action.OPEN),  # its messages are here
+        ("b", MINE, True, Action.DRAIN),
+    ],
+)
+def test_decide_with_assigned_only(
+    assigned: str | None, owner: Ownership | None, holds: bool, expected: Action
+) -> None:
+    decided = decide(ME, assigned, owner, {"a", "b"}, holds=holds, assigned_only=True)
+    assert decided is expected
+
+
+@pytest.mark.parametrize(
+    ("assigned", "owner", "holds", "expected"),
+    [
+        ("a", None, False, Action.LEAVE),
+        ("a", DRAINED, False, Action.LEAVE),
+        ("a", GIVEN_UP, False, Action.LEAVE),
+        ("b", THEIRS, False, Action.LEAVE),
+        ("a", MINE, True, Action.DRAIN),
+        (None, MINE, True, Action.DRAIN),
+        ("b", MINE_DEAD, False, Action.OPEN),  # what it has must come into the table first
+        ("a", THEIRS, True, Action.LEAVE),
+    ],
+)
+def test_decide_while_a_topic_is_deleted(
+    assigned: str | None, owner: Ownership | None, holds: bool, expected: Action
+) -> None:
+    decided = decide(ME, assigned, owner, {"a", "b"}, holds=holds, deleting=True)
+    assert decided is expected
 
 
 @pytest.mark.parametrize("frontier", [0, 1, GAP_OFFSETS - 1, GAP_OFFSETS, 7 * GAP_OFFSETS + 3])

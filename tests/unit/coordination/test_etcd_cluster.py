@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tidewater_coordination.etcd.store import EtcdCoordination
+from tidewater_coordination.port import CursorKey, WorkerInfo
 from tidewater_core.errors import Retryable
 from tidewater_testing.parts.etcd import Etcd
-from tidewater_worker.coordination.etcd.store import EtcdCoordination
-from tidewater_worker.coordination.port import CursorKey, WorkerInfo
 
 TOPIC = "shop/orders"
 TTL_S = 6.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewater_worker.coordination.etcd import wire
+from tidewater_coordination.etcd import wire
 
 
 def test_known_bytes() -> None:

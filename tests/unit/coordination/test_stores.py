@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tidewater_coordination.etcd.store import EtcdCoordination
+from tidewater_coordination.port import Coordination, CursorKey, Gap, TopicPhase, WorkerInfo
+from tidewater_coordination.rules import undrained
+from tidewater_coordination.sqlite import SqliteCoordination
 from tidewater_core.errors import Conflict, Fenced, Retryable
 from tidewater_testing.parts.etcd import Etcd
-from tidewater_worker.coordination.etcd.store import EtcdCoordination
-from tidewater_worker.coordination.port import Coordination, CursorKey, Gap, WorkerInfo
-from tidewater_worker.coordination.sqlite import SqliteCoordination
 
 TTL_S = 2.0
 _numbers = itertools.count()
@@ -79,6 +80,48 @@ async def test_registry(make: Make, topic: str) -> None:
     assert topic not in left.topics
     assert topic not in left.assignments
     assert "shop/s" not in left.subscriptions
+
+
+async def test_a_topic_goes_through_its_life_once(make: Make, topic: str) -> None:
+    store, other = make(), make()
+    await store.start()
+    await other.start()
+    assert (await store.register_topic(topic, "{}", "u1")).phase is TopicPhase.ACTIVE
+    assert not await store.set_topic_phase(topic, "u2", TopicPhase.DELETING), "not that one"
+    assert not await store.set_topic_phase(f"{topic}x", "u1", TopicPhase.DELETING)
+    version = (await other.registry()).version
+    assert await store.set_topic_phase(topic, "u1", TopicPhase.DELETING)
+    assert await other.changed(version, 5) != version
+    again = await store.register_topic(topic, '{"partitions":2}', "u2")
+    assert (again.uuid, again.phase) == ("u1", "deleting"), "another spec is no way back"
+    assert await store.set_topic_phase(topic, "u1", TopicPhase.DROPPED)
+    assert await store.set_topic_phase(topic, "u1", TopicPhase.DELETING), "already further on"
+    assert (await store.registry()).topics[topic].phase is TopicPhase.DROPPED
+    await store.unregister_topic(topic)
+    assert not await store.set_topic_phase(topic, "u1", TopicPhase.DELETING)
+    anew = await store.register_topic(topic, "{}", "u2")
+    assert (anew.uuid, anew.phase) == ("u2", "active")
+    await store.unregister_topic(topic)
+
+
+async def test_epochs_begin_above_those_of_a_table(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    assert (await a.acquire(topic, 0, epoch_above=41)).epoch == 42
+    assert (await a.acquire(topic, 0, epoch_above=7)).epoch == 43
+
+
+async def test_what_is_not_drained(make: Make, topic: str) -> None:
+    a = await join(make, "a")
+    for number in range(3):
+        await a.acquire(topic, number)
+    await a.release(topic, 1, 1, drained_at=10)
+    await a.release(topic, 2, 1)
+    owners = (await a.registry()).owners[topic]
+    assert [owner.partition for owner in undrained(owners)] == [0, 2]
+    await a.give_up(topic, 2, "burnt")
+    owners = (await a.registry()).owners[topic]
+    assert [owner.partition for owner in undrained(owners)] == [0], "nobody waits for what is lost"
+    assert undrained({}) == []
 
 
 async def test_changed_waits_no_longer_than_asked(make: Make) -> None:

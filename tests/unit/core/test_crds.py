@@ -84,14 +84,17 @@ def test_defaults_of_the_schema_are_those_of_the_model() -> None:
 
 def test_names_and_columns() -> None:
     crds = {name: yaml.safe_load(text) for name, text in render().items()}
-    assert set(crds) == {"topics.tidewater.dev.yaml", "subscriptions.tidewater.dev.yaml"}
-    for crd, short in zip(crds.values(), ("twt", "tws"), strict=True):
+    assert set(crds) == {
+        f"{plural}.tidewater.dev.yaml" for plural in ("topics", "subscriptions", "pools")
+    }
+    for crd, short in zip(crds.values(), ("twt", "tws", "twp"), strict=True):
         names = crd["spec"]["names"]
         (version,) = crd["spec"]["versions"]
         assert names["shortNames"] == [short]
         assert names["categories"] == ["tidewater"]
         assert crd["metadata"]["name"] == f"{names['plural']}.tidewater.dev"
-        assert version["subresources"] == {"status": {}}
+        assert version["subresources"]["status"] == {}
+        assert ("scale" in version["subresources"]) == (short == "twp")
         columns = {column["name"] for column in version["additionalPrinterColumns"]}
         assert {"Ready", "Age"} <= columns
 

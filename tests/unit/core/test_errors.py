@@ -36,10 +36,23 @@ def test_kind_survives_json_and_pickle(kind: type[TidewaterError], status: int) 
 
 def test_body_is_the_documented_one() -> None:
     assert errors.NotFound("UnknownTopic", "no topic a/b").to_body() == {
-        "error": {"reason": "UnknownTopic", "message": "no topic a/b"}
+        "error": {"kind": "NotFound", "reason": "UnknownTopic", "message": "no topic a/b"}
     }
     assert errors.Overloaded("LogFull", "wait", 100).to_body()["error"]["retry_after_ms"] == 100
     assert str(errors.Invalid("BadJson", "line 3")) == "BadJson: line 3"
+
+
+@pytest.mark.parametrize(("kind", "status"), KINDS)
+def test_the_body_tells_kinds_of_one_status_apart(kind: type[TidewaterError], status: int) -> None:
+    error = kind("SomeReason", "what happened", 250)
+    assert type(TidewaterError.from_json(error.to_body(), status)) is kind
+
+
+def test_a_class_of_one_place_travels_as_its_kind() -> None:
+    class CommitRefused(errors.Retryable):
+        """Known to one module only."""
+
+    assert type(TidewaterError.from_json(CommitRefused("R", "m").to_json())) is errors.Retryable
 
 
 @pytest.mark.parametrize(

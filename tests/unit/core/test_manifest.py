@@ -51,7 +51,7 @@ def test_nothing_is_an_empty_list() -> None:
         ("- a", "document 1 is not a map"),
         ("kind: Topic", "apiVersion must be tidewater.dev/v1alpha1, not None"),
         (TOPIC.replace("v1alpha1", "v1"), "apiVersion must be tidewater.dev/v1alpha1"),
-        (TOPIC.replace("Topic", "Topik"), "kind must be Topic or Subscription, not 'Topik'"),
+        (TOPIC.replace("Topic", "Topik"), "kind must be Topic, Subscription or Pool, not 'Topik'"),
         (TOPIC.replace("name: orders, ", ""), "metadata.name: is required"),
         (TOPIC.replace("orders", "or.ders"), "name 'or.ders' must be 1 to 63 characters"),
         (TOPIC.replace("shop", "../x"), "namespace '../x' must be 1 to 63 characters"),

@@ -7,7 +7,6 @@ import pytest
 
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import (
-    CatalogSettings,
     Limits,
     WorkerSettings,
     embedded,
@@ -29,26 +28,13 @@ def test_embedded_keeps_everything_under_one_directory(
     data = tmp_path / "data"
     assert settings.log_root == data / "log"
     assert settings.run_dir == data / "run"
-    assert settings.coordination_path == data / "coordination.db"
-    assert settings.etcd_endpoints == ()
+    assert settings.coordination == str(data / "coordination.db")
     assert settings.catalog.name == "tidewater"
     assert settings.catalog.properties == {
         "type": "sql",
         "uri": f"sqlite:///{data}/catalog.db",
         "warehouse": f"file://{data}/warehouse",
     }
-
-
-def test_etcd_endpoints() -> None:
-    settings = WorkerSettings(
-        worker_id="w-0",
-        log_root=Path("/log"),
-        run_dir=Path("/run"),
-        coordination="https://a:2379, https://b:2379",
-        catalog=CatalogSettings(),
-    )
-    assert settings.etcd_endpoints == ("https://a:2379", "https://b:2379")
-    assert settings.coordination_path is None
 
 
 @pytest.mark.parametrize(

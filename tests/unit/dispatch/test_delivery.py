@@ -115,3 +115,26 @@ def test_backoff() -> None:
     policy = Policy(backoff_initial_s=1.0, backoff_multiplier=10.0, backoff_max_s=50.0)
     assert [policy.backoff_s(n) for n in (1, 2, 3, 10_000)] == [1.0, 10.0, 50.0, 50.0]
     assert Policy(backoff_initial_s=0.0).backoff_s(3) == 0.0
+
+
+def test_failed_deliveries_count_over_owners() -> None:
+    """MaxDeliveries holds over restarts; what was only under way was nobody's fault."""
+    policy = Policy(Order.NONE, 10.0, 3, 0.0)
+    failures: dict[int, int] = {}
+    delivery = Delivery(policy, Cursor(), 0, lambda key: None)
+    for owner in range(3):
+        delivery = Delivery(policy, Cursor(), 0, lambda key: None, failures=failures)
+        delivery.offer(0, [None, None])
+        failed, under_way = delivery.take("a", 0.0, 2)
+        assert (failed.delivery, under_way.delivery) == (owner + 1, 1)
+        delivery.nack(failed.offset, failed.lease, 0.0, None)
+        assert delivery.has_failed
+        failures = delivery.failures()
+    assert failures == {0: 3}
+    assert delivery.dead == {0: "Nacked"}
+    delivery = Delivery(policy, Cursor(), 0, lambda key: None, failures=failures)
+    delivery.offer(0, [None, None])
+    assert delivery.dead == {0: "MaxDeliveries"}, "it was not buried before the restart"
+    assert [leased.offset for leased in delivery.take("a", 0.0, 2)] == [1]
+    delivery.bury(0)
+    assert not delivery.failures()

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from tidewater_coordination.port import CursorKey, Registry
 from tidewater_core.errors import Fenced, Retryable
-from tidewater_worker.coordination.port import CursorKey, Registry
 from tidewater_worker.dispatch import store as store_module
 from tidewater_worker.dispatch.store import GROUP_MAX, Encode, ProgressStore
 

@@ -15,6 +15,12 @@ from tidewater_worker.flight.tickets import Follow, Put, Ticket, follow_of, note
         (b"shop/orders@0:-", Ticket("shop", "orders", 0)),
         (b"shop/orders@0:", Ticket("shop", "orders", 0)),
         (b"shop/orders@0:5-5", Ticket("shop", "orders", 0, 5, 5)),
+        (b"shop/orders@0:5-?columns=a,b_c", Ticket("shop", "orders", 0, 5, None, ("a", "b_c"))),
+        (b"shop/orders@0:-?columns=", Ticket("shop", "orders", 0, columns=())),
+        (
+            b"shop/orders@0:-9?columns=value&isolation=committed",
+            Ticket("shop", "orders", 0, None, 9, ("value",), True),
+        ),
     ],
 )
 def test_tickets(text: bytes, ticket: Ticket) -> None:
@@ -28,6 +34,7 @@ def test_tickets(text: bytes, ticket: Ticket) -> None:
         b"", b"shop/orders", b"shop@0:1-2", b"shop/orders@x:1-2", b"shop/orders@0:2-1",
         b"shop/orders@0:1-2 ", b"shop/orders@0:1", b"../orders@0:1-2", b"\xff" * 50,
         b"shop/orders@0:-" + b"9" * 400, b"shop/orders@-1:0-1",
+        b"shop/orders@0:-?rows=1", b"shop/orders@0:-?isolation=none",
     ],
 )  # fmt: skip
 def test_what_is_no_ticket(text: bytes) -> None:

@@ -14,7 +14,8 @@ SMALL = SmallFrames(SCHEMA)
 
 def frames(offset: int, *values: bytes, time_us: int = 1) -> list[EncodedFrame]:
     rows = Rows([None] * len(values), [None] * len(values), list(values))
-    return encode_group([Submission(rows, 1, lambda _: None)], offset, time_us, SCHEMA, SMALL)
+    group = [Submission(rows, 1, lambda _: None)]
+    return encode_group(group, offset, time_us, SCHEMA, SMALL, offset)
 
 
 def values(batches: list[pa.RecordBatch]) -> list[bytes]:

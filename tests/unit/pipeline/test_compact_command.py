@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidewater_core.errors import Invalid
+from tidewater_core.errors import Invalid, Retryable
 from tidewater_pipeline.cli import compact
 from tidewater_pipeline.cli.options import build_parser, compact_options
 
@@ -45,9 +45,26 @@ def test_python_with_spark_is_found_or_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert compact.find_python({compact.PYTHON_VARIABLE: "/x/python"}, tmp_path) == "/x/python"
-    with pytest.raises(Invalid, match="make setup-pipeline"):
-        compact.find_python({}, tmp_path / "x" / "venv")
+    assert compact.find_python({}, tmp_path / "venv") is None
     python = tmp_path / ".venv-pipeline" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
+    assert compact.find_python({}, tmp_path / "venv") is None, "it was not finished"
+    (tmp_path / ".venv-pipeline" / ".ready").touch()
     assert compact.find_python({}, tmp_path / "venv") == str(python)
+
+
+def test_outside_a_checkout_it_says_how_to_get_spark(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="make setup-pipeline"):
+        compact.make_environment(tmp_path)
+
+
+def test_in_a_checkout_the_environment_is_made(tmp_path: Path) -> None:
+    (tmp_path / "mk").mkdir()
+    (tmp_path / "mk" / "pipeline.mk").touch()
+    (tmp_path / "Makefile").write_text("setup-pipeline:\n\ttouch made\n")
+    compact.make_environment(tmp_path)
+    assert (tmp_path / "made").exists()
+    (tmp_path / "Makefile").write_text("setup-pipeline:\n\tfalse\n")
+    with pytest.raises(Retryable, match="failed"):
+        compact.make_environment(tmp_path)

@@ -1,15 +1,16 @@
 """Streams and their requests: cut the same way each time, sent until stored, never twice."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tidewater_core.errors import Invalid
+from tidewater_core.errors import Corrupt, Invalid
 from tidewater_core.names import TopicName
 from tidewater_pipeline import deliver
 from tidewater_pipeline.deliver import Batch, Sender, Sent, Target, cut_by_offset, cut_in_order
-from tidewater_pipeline.jobs.ingest import ImportOptions, plan_import
+from tidewater_pipeline.jobs.ingest import ImportOptions, Pinned, plan_import, plan_pin
 from tidewater_pipeline.jobs.ingest import batches as import_batches
 from tidewater_pipeline.jobs.replay import ReplayOptions, payload_expression, plan_replay
 from tidewater_pipeline.jobs.replay import batches as replay_batches
@@ -156,3 +157,15 @@ def test_what_was_stored_before_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_no_repetition_changes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Invalid, match="SequenceReused"):
         send(monkeypatch, (409, {"error": {"reason": "SequenceReused", "message": "other"}}))
+
+
+def test_an_import_from_a_table_keeps_to_the_version_it_began_with() -> None:
+    begun = plan_pin(None, "lake.events", 7)
+    assert begun == Pinned("lake.events", 7)
+    assert plan_pin(begun.to_json(), "lake.events", 9) == begun, "the source has gone on since"
+    done = replace(begun, done=True)
+    assert plan_pin(done.to_json(), "lake.events", 9).done
+    with pytest.raises(Invalid, match="choose another"):
+        plan_pin(begun.to_json(), "lake.other", 9)
+    with pytest.raises(Corrupt):
+        plan_pin("{}", "lake.events", 9)

@@ -6,26 +6,39 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable, TidewaterError
-from tidewater_core.settings import CatalogSettings, embedded
+from tidewater_core.settings import embedded
 from tidewater_core.units import ByteSize
 from tidewater_pipeline.cli import options as given
-from tidewater_pipeline.cli.main import cores_of, main
+from tidewater_pipeline.cli.main import main
+from tidewater_pipeline.cli.run import cores_of
 from tidewater_pipeline.jars import ARTIFACTS, find_jars, pom_text
 from tidewater_pipeline.java import find_java, parse_version
-from tidewater_pipeline.jobs.retention import Cursor
 from tidewater_pipeline.report import Outcome, Report, summary
 from tidewater_pipeline.session import ConflictError, named_errors
-from tidewater_pipeline.settings import SparkSettings, catalog_conf, spark_conf
+from tidewater_pipeline.settings import (
+    SparkSettings,
+    catalog_conf,
+    catalog_settings_conf,
+    spark_conf,
+)
+from tidewater_pipeline.subscribers import Cursor
 
 
 def test_the_embedded_catalog_is_opened_over_jdbc(tmp_path: Path) -> None:
-    conf = spark_conf(embedded(tmp_path).catalog, SparkSettings(master="local[1]"), ("a", "b"))
+    conf = catalog_settings_conf(embedded(tmp_path).catalog)
     prefix = "spark.sql.catalog.tidewater"
     assert conf[f"{prefix}.uri"].startswith(f"jdbc:sqlite:file:{tmp_path}/catalog.db?")
     assert conf[f"{prefix}.jdbc.schema-version"] == "V1"
     assert conf[f"{prefix}.cache-enabled"] == "false"
-    assert conf["spark.driver.extraClassPath"] == "a:b"
     assert f"{prefix}.io-impl" not in conf
+
+
+def test_what_stands_on_the_command_line_of_the_jvm_has_no_secrets() -> None:
+    given_ = {"spark.sql.catalog.lake.s3.secret-access-key": "s3cret", "spark.x": "y"}
+    conf = spark_conf(SparkSettings(master="local[1]", conf=given_), ("a", "b"))
+    assert conf["spark.driver.extraClassPath"] == "a:b"
+    assert conf["spark.x"] == "y"
+    assert "s3cret" not in str(conf)
 
 
 def test_rest_and_s3() -> None:
@@ -62,7 +75,7 @@ def test_other_catalogs() -> None:
 
 def test_what_is_given_wins() -> None:
     spark = SparkSettings(master="k8s://x", conf={"spark.ui.enabled": "true"})
-    conf = spark_conf(CatalogSettings(properties={"uri": "http://c"}), spark, ())
+    conf = spark_conf(spark, ())
     assert conf["spark.ui.enabled"] == "true"
     assert "spark.driver.host" not in conf
 
@@ -74,11 +87,11 @@ def test_arguments(tmp_path: Path) -> None:
     )
     assert given.parse_jobs(args.jobs) == ["compact", "expire"]
     assert given.compact_options(args).target == ByteSize("8Mi")
-    assert given.catalog_settings(args).properties == {"uri": "http://c"}
+    assert given.places(args, {}).catalog.properties == {"uri": "http://c"}
     assert given.parse_cursor("billing:2=77") == Cursor("billing", 2, 77)
     args.settings = tmp_path / "settings.json"
     args.settings.write_text(embedded(tmp_path).to_json())
-    assert given.catalog_settings(args).properties["type"] == "sql"
+    assert given.places(args, {}).catalog.properties["type"] == "sql"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +145,7 @@ def test_the_report_says_if_all_is_good() -> None:
 def test_cores() -> None:
     assert cores_of("local[3]") == 3
     assert cores_of("k8s://x") == 1
+    assert cores_of("local[*]", executors=3, executor_cores=2) == 7
     assert cores_of("local[*]") >= 1
 
 

@@ -6,7 +6,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewater_pipeline.jobs.audit import Chunk, Finding, Place, chunk_query, judge
+from tidewater_pipeline.jobs.audit import (
+    Chunk,
+    Finding,
+    Lost,
+    Place,
+    chunk_query,
+    judge,
+    recorded,
+)
 
 
 def chunks_of(rows: list[tuple[int, int]], size: int, partition: int = 0) -> list[Chunk]:
@@ -98,3 +106,46 @@ def test_every_planted_gap_and_duplicate_is_found(
     for each in found:
         named[each.kind] |= set(range(each.first, each.last + 1))
     assert named == {"missing": lost, "twice": set(extra)}
+
+
+def test_a_recorded_gap_is_no_finding_but_its_neighbours_are() -> None:
+    """Offsets 10 to 19 were given up with a volume; 8, 9 and 20 to 24 simply are not there."""
+    kept = rows(*range(8), *range(25, 40))
+    gaps = {0: ((10, 20),)}
+    assert judge(chunks_of(kept, 7), {0: 0}, {0: 40}, gaps) == [
+        Finding("missing", 0, 8, 9),
+        Finding("missing", 0, 20, 24),
+    ]
+    assert recorded(gaps, {0: 0}, {0: 40}) == [Lost(0, 10, 19)]
+
+
+def test_gaps_at_the_frontier_below_the_start_and_of_other_partitions() -> None:
+    gaps = {0: ((2, 4), (7, 10)), 1: ((0, 5),), 9: ((0, 3),)}
+    assert judge(chunks_of(rows(4, 5, 6), 7), {0: 3}, {0: 10, 1: 5}, gaps) == []
+    assert recorded(gaps, {0: 3}, {0: 10, 1: 5}) == [Lost(0, 3, 3), Lost(0, 7, 9), Lost(1, 0, 4)]
+
+
+def test_a_row_within_a_recorded_gap_is_a_finding() -> None:
+    found = judge(
+        chunks_of(rows(*range(6), 8, *range(10, 20)), 7), {0: 0}, {0: 20}, {0: ((6, 10),)}
+    )
+    assert found == [Finding("in-gap", 0, 8, 8)]
+    assert "recorded as lost" in str(found[0])
+
+
+@given(
+    st.sets(st.integers(0, 59)),
+    st.lists(st.tuples(st.integers(0, 59), st.integers(1, 9)), max_size=3),
+    st.integers(1, 30),
+)
+def test_what_is_missing_outside_recorded_gaps_is_found(
+    lost: set[int], drawn: list[tuple[int, int]], size: int
+) -> None:
+    spans = tuple(sorted((start, min(60, start + length)) for start, length in drawn))
+    given_up = {offset for start, end in spans for offset in range(start, end)}
+    kept = [offset for offset in range(60) if offset not in lost]
+    found = judge(chunks_of(rows(*kept), size), {0: 0}, {0: 60}, {0: spans})
+    named = {"missing": set[int](), "in-gap": set[int]()}
+    for each in found:
+        named[each.kind] |= set(range(each.first, each.last + 1))
+    assert named == {"missing": lost - given_up, "in-gap": given_up - lost}

@@ -12,6 +12,7 @@ from tidewater_pipeline.jobs.compact import (
     missing_properties,
     plan_compact,
     rewrite_call,
+    strategy_of,
 )
 from tidewater_pipeline.state import FileInfo
 
@@ -94,6 +95,12 @@ def test_the_call_is_sorted_and_makes_partial_progress() -> None:
     assert "tw_partition ASC" in call
     assert "'partial-progress.enabled', 'true'" in call
     assert "tw_time <= TIMESTAMP '1970-01-01 01:00:00.000000 UTC'" in call
+
+
+def test_a_table_that_declares_the_order_needs_no_shuffle() -> None:
+    assert strategy_of(("tw_partition", "tw_offset")) == "strategy => 'binpack'"
+    for other in ((), ("tw_offset",), ("tw_partition", "tw_offset", "x")):
+        assert "'sort'" in strategy_of(other)
 
 
 def test_time_partitions_begin_where_the_calendar_says() -> None:

@@ -1,5 +1,6 @@
 """What expire, orphans and retention choose, and what they refuse: without Spark."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ from tidewater_pipeline.calendar_time import HOUR_US
 from tidewater_pipeline.jobs.expire import ExpireOptions, plan_expire
 from tidewater_pipeline.jobs.orphans import list_local, plan_orphans
 from tidewater_pipeline.jobs.retention import (
-    Cursor,
     RetentionOptions,
     cutoff_us,
     plan_retention,
 )
 from tidewater_pipeline.state import FileInfo, SnapshotInfo, TableState, quoted, sql_text
+from tidewater_pipeline.subscribers import Cursor
 
 HOUR_MS = HOUR_US // 1000
 KEEP = RetentionOptions(keep=Duration("1h"))
@@ -34,6 +35,13 @@ def test_old_snapshots_go_oldest_first() -> None:
 def test_tags_and_pins_stay() -> None:
     options = ExpireOptions(older_than=Duration("5h"), pins=frozenset({3}))
     assert plan_expire(table({"main": 10, "month-close": 1}), options, 10 * HOUR_MS) == [2, 4]
+
+
+def test_what_subscriptions_that_lie_behind_read_from_stays() -> None:
+    behind, ahead = Cursor("a", 0, 4, snapshot=2), Cursor("b", 0, 5, snapshot=3)
+    options = ExpireOptions(older_than=Duration("5h"), cursors=(behind, ahead))
+    state = replace(table(), properties={"tidewater.partition.0": '{"next":5,"epoch":1}'})
+    assert plan_expire(state, options, 10 * HOUR_MS) == [1, 3, 4]
 
 
 def test_the_head_and_the_newest_stay_whatever_their_age() -> None:
@@ -92,6 +100,14 @@ def test_frontiers_and_starts_are_read_or_refused() -> None:
         bad = TableState(("a", "b"), "", None, {key: value}, None)
         with pytest.raises(Corrupt):
             _ = bad.starts
+
+
+@pytest.mark.parametrize("text", ["", "7", '[{"start":1}]', '[{"start":"1","end":2}]'])
+def test_gaps_are_read_or_refused(text: str) -> None:
+    good = {"tidewater.gap.1": '[{"start":9,"end":12},{"start":2,"end":4}]'}
+    assert TableState(("a",), "", None, good, None).gaps == {1: ((2, 4), (9, 12))}
+    with pytest.raises(Corrupt, match="GapDamaged"):
+        _ = TableState(("a",), "", None, {"tidewater.gap.1": text}, None).gaps
 
 
 def test_names_are_quoted() -> None:

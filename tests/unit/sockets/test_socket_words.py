@@ -3,10 +3,10 @@
 import pytest
 
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Forbidden, Invalid, TidewaterError
 from tidewater_worker.api import socket_messages as say
 from tidewater_worker.api.messages import MessageDecoder
-from tidewater_worker.api.socket_handshake import Forbidden, UpgradeRequired, accept, check_origin
+from tidewater_worker.api.socket_handshake import UpgradeRequired, accept, check_origin
 from tidewater_worker.api.socket_reading import Chunk, Chunks
 
 HEADERS = {

@@ -10,7 +10,7 @@ import pytest
 from table_fakes import HandLog, assignment, message_batch, worker_settings
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Fenced, NotFound, Retryable
+from tidewater_core.errors import Conflict, Fenced, NotFound, Retryable
 from tidewater_worker.ports import Phase, TopicState
 from tidewater_worker.table.scheduler import Scheduler
 from tidewater_worker.table.service import TableService
@@ -199,3 +199,54 @@ def test_a_failing_step_does_not_end_the_others() -> None:
     scheduler.poke(fine)
     until(lambda: fine.runs == 1)
     assert scheduler.stop(5)
+
+
+def test_a_fenced_partition_tells_the_epoch_it_must_come_after(
+    start: Start, tmp_path: Path
+) -> None:
+    service, log = start(), log_of(tmp_path)
+    log.append(message_batch(SPEC, [b"1"]))
+    service.assign([assignment(SPEC, [log], epoch=7)])
+    service.flush(TOPIC, {0: 1}, 20)
+    late = start()
+    late.assign([assignment(SPEC, [log], epoch=2)])
+    until(lambda: late.states()[0].partitions[0].state is Phase.STOPPED)
+    part = late.states()[0].partitions[0]
+    assert (part.reason, part.table_epoch) == ("Fenced", 7), f"G5 One owner: {part}"
+    # The same owner, granted a higher epoch, goes on with the same log.
+    late.assign([assignment(SPEC, [log], epoch=8)])
+    until(lambda: late.states()[0].partitions[0].state is Phase.RUNNING)
+    log.append(message_batch(SPEC, [b"2"]))
+    late.durable(TOPIC, {0: 2})
+    assert late.flush(TOPIC, {0: 2}, 20).frontier == {0: 2}
+
+
+def test_the_table_of_a_deleted_topic_goes_with_all_its_files(start: Start, tmp_path: Path) -> None:
+    service, log = start(), log_of(tmp_path)
+    service.assign([assignment(SPEC, [log])])
+    for value in (b"1", b"2"):
+        log.append(message_batch(SPEC, [value]))
+        service.durable(TOPIC, {0: log.end})
+        service.flush(TOPIC, {0: log.end}, 20)
+    with pytest.raises(Retryable, match="TopicInUse"):
+        service.drop_table(TOPIC)
+    with pytest.raises(NotFound, match="UnknownTopic"):
+        service.drop_table("shop/other")
+    service.assign([assignment(SPEC, [])])
+    table = tmp_path / "warehouse" / "shop" / "orders"
+    orphan = table / "data" / "orphan.parquet"
+    orphan.write_bytes(b"rows of a commit that never landed")
+    assert service.drop_table(TOPIC)
+    assert not table.exists(), sorted(table.rglob("*"))
+    assert not service.drop_table(TOPIC)
+
+
+def test_a_table_of_another_topic_is_not_dropped(start: Start, tmp_path: Path) -> None:
+    service, log = start(), log_of(tmp_path)
+    log.append(message_batch(SPEC, [b"1"]))
+    service.assign([assignment(SPEC, [log])])
+    service.flush(TOPIC, {0: 1}, 20)
+    service.assign([assignment(SPEC, [], uuid="00000000-0000-0000-0000-00000000beef")])
+    with pytest.raises(Conflict, match="TableNotOurs"):
+        service.drop_table(TOPIC)
+    assert service.stats(TOPIC)["table_rows"] == 1

@@ -13,7 +13,8 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_worker.log.reader import segment_name
 from tidewater_worker.ports import Phase
 from tidewater_worker.table.catalog import TableCatalog
-from tidewater_worker.table.topic import RECHECK_S, RELOAD_S, TopicRun
+from tidewater_worker.table.topic import RELOAD_S, TopicRun
+from tidewater_worker.table.topic_base import RECHECK_S
 
 RAW = TopicSpec()
 

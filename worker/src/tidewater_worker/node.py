@@ -7,20 +7,21 @@ every second: free disk · every few: segments that may go · often: durable end
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from tidewater_coordination.port import Coordination, RegisteredTopic
 from tidewater_core.clock import Clock, IdSource, SystemIds
 from tidewater_core.crd.change import topic_change_problems
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import NotFound, Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import Invalid, NotFound, Overloaded, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker.cluster.committing import Committing
 from tidewater_worker.cluster.forwarding import Forwarding
 from tidewater_worker.cluster.owning import Owning
-from tidewater_worker.coordination.port import Coordination, RegisteredTopic
 from tidewater_worker.link.client import TableLink
 from tidewater_worker.log.appender import Appender, LogOptions
 from tidewater_worker.log.deleter import Retention, plan_deletions, remove_segment
@@ -34,7 +35,16 @@ TICK_S: Final = 1.0
 DURABLE_NOTICE_S: Final = 0.05
 DELETER_TICKS: Final = 5
 DISK_RETRY_MS: Final = 1_000
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+def uuid_of(registered: RegisteredTopic) -> UUID:
+    """Return a topic's uuid, or raise that it is none."""
+    try:
+        return UUID(registered.uuid)
+    except ValueError as error:
+        raise Invalid("InvalidUuid", f"topic {registered.topic} has no uuid: {error}") from error
 
 
 class Node:
@@ -53,17 +63,26 @@ class Node:
         self.inflight_bytes = 0
         """Bytes of produce requests that are being received or wait for the log."""
         self.is_draining = False
+        self.review_counts: dict[str, int] = {}
+        """What the API server said about tokens and permissions; empty: it is not asked."""
+        self.is_started = False
+        """What was this worker's when it started was open once, or waits for a person."""
+        self.started_at = clock.monotonic()
         self.disk_is_low = False
+        self.disk_free_bytes = 0
         self.link = TableLink(settings.run_dir / "table.sock", self._assignments, self._on_state)
         self.owning = Owning(self, coordination, ids or SystemIds())
         self.forwarding = Forwarding(settings.worker_id, self.link, self.spawn)
+        self.committing = Committing(self, coordination)
         self.topics_changed = False
         """Whether the table process has to hear of another topic or spec."""
         self._coordination = coordination
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._dirty: dict[str, dict[int, int]] = {}
         self._dirty_timer: asyncio.TimerHandle | None = None
         self._frontier_waiters: dict[str, set[asyncio.Event]] = {}
+        self.subscriptions: Callable[[], list[dict[str, Any]]] = list
+        """What the subscriptions of this worker's partitions tell; `dispatch` says how."""
         self.state_listeners: list[Callable[[str], None]] = []
         """Called with a topic's name when the table process has said something about it."""
 
@@ -75,9 +94,10 @@ class Node:
         self._pool = SyncPool(self._loop)
         self.settings.log_root.mkdir(parents=True, exist_ok=True)
         self._check_disk()
-        await self.owning.start(url, flight_url)
         self.link.start()
+        await self.owning.start(url, flight_url)
         self.spawn(self.owning.watch())
+        self.spawn(self.committing.watch())
         self.spawn(self._watch())
 
     async def stop(self) -> None:
@@ -95,11 +115,12 @@ class Node:
         self._pool.close()
         await self._coordination.close()
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in the background until the node stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _watch(self) -> None:
         tick = 0
@@ -125,19 +146,25 @@ class Node:
     def sync_topic(self, registered: RegisteredTopic) -> Topic:
         """Bring a topic to what the registry says; its partitions are `owning`'s."""
         topic = self.topics.get(registered.topic)
-        if topic is not None and topic.spec_json == registered.spec:
-            return topic
+        if topic is not None:
+            topic.phase = registered.phase
+            if topic.spec_json == registered.spec:
+                topic.refused = None
+                return topic
         spec = TopicSpec.from_json(registered.spec)
         if topic is None:
             topic = Topic(
-                TopicName.parse(registered.topic), UUID(registered.uuid), spec, registered.spec, {}
-            )
+                TopicName.parse(registered.topic), uuid_of(registered), spec, registered.spec, {},
+                registered.phase,
+            )  # fmt: skip
             self.topics[registered.topic] = topic
         elif problems := topic_change_problems(topic.spec, spec):
-            log.error("topic %s keeps its spec: %s", registered.topic, "; ".join(problems))
+            if topic.refused is None:
+                log.error("topic %s keeps its spec: %s", registered.topic, "; ".join(problems))
+            topic.refused = Invalid("InvalidChange", "; ".join(problems))
             return topic
         else:
-            topic.spec, topic.spec_json = spec, registered.spec
+            topic.spec, topic.spec_json, topic.refused = spec, registered.spec, None
             for partition in topic.partitions.values():
                 if partition.appender is not None:
                     partition.appender.change(self._options(spec))
@@ -146,6 +173,16 @@ class Node:
             directory = log_path(self.settings.log_root, topic.name, number)
             topic.partitions[number] = Partition(registered.topic, number, directory)
         return topic
+
+    def remove_topic(self, topic: Topic) -> None:
+        """Serve a topic no longer; its partitions are `leaving`'s to close."""
+        name = str(topic.name)
+        self.topics.pop(name, None)
+        self._dirty.pop(name, None)
+        self.forwarding.forget(name)
+        for waiter in self._frontier_waiters.pop(name, ()):
+            waiter.set()
+        self.topics_changed = True
 
     def _options(self, spec: TopicSpec) -> LogOptions:
         limits = self.settings.limits
@@ -164,7 +201,8 @@ class Node:
     # ---- between the two processes
 
     def _assignments(self) -> list[TopicAssignment]:
-        return [topic.assignment() for topic in self.topics.values()]
+        told = self.committing.told
+        return [topic.assignment(told(topic)) for topic in self.topics.values()]
 
     def _on_durable(self, topic: str, partition: int, end: int) -> None:
         self._dirty.setdefault(topic, {})[partition] = end
@@ -175,13 +213,21 @@ class Node:
         """Tell the table process now what became durable since the last time."""
         self._dirty_timer = None
         dirty, self._dirty = self._dirty, {}
-        if dirty:
-            self.link.durable(dirty)
+        if not dirty:
+            return
+        self.link.durable(dirty)
+        now = self.clock.monotonic()
+        for name, ends in dirty.items():
+            partitions = self.topics[name].partitions if name in self.topics else {}
+            for number, end in ends.items():
+                partition = partitions.get(number)
+                if partition is not None and partition.appender is not None:
+                    partition.pulse.durable(partition.appender, end, now)
 
     def _on_state(self, state: TopicState) -> None:
         topic = self.topics.get(state.topic)
         if topic is not None:
-            topic.note(state)
+            topic.note(state, self.clock.monotonic())
         for waiter in self._frontier_waiters.get(state.topic, ()):
             waiter.set()
         for listener in self.state_listeners:
@@ -203,7 +249,17 @@ class Node:
                 f"the messages are in the log, but not in the table after {timeout_s:.0f} s", 1_000,
             ) from None  # fmt: skip
         finally:
-            self._frontier_waiters[name].discard(waiter)
+            self._frontier_waiters.get(name, set()).discard(waiter)
+
+    @property
+    def session_counters(self) -> Mapping[str, int]:
+        """What happened to the session so far."""
+        return self._coordination.session_counters
+
+    @property
+    def session_left_s(self) -> float:
+        """How long the session is certainly live; below 0 it may be lost."""
+        return self._coordination.session_deadline - self.clock.monotonic()
 
     # ---- limits
 
@@ -221,9 +277,10 @@ class Node:
             raise Overloaded("WorkerBusy", "too many bytes wait for the log", 100)
 
     def _check_disk(self) -> None:
-        free = os.statvfs(self.settings.log_root)
+        found = os.statvfs(self.settings.log_root)
         was_low = self.disk_is_low
-        self.disk_is_low = free.f_bavail * free.f_frsize < self.settings.limits.disk_reserve_bytes
+        self.disk_free_bytes = found.f_bavail * found.f_frsize
+        self.disk_is_low = self.disk_free_bytes < self.settings.limits.disk_reserve_bytes
         if self.disk_is_low != was_low:
             log.warning("the log's disk is %s", "low" if self.disk_is_low else "no longer low")
         for topic in self.topics.values():

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tidewater_coordination.port import Ownership
 from tidewater_core.errors import (
     Conflict,
     Corrupt,
@@ -24,11 +25,11 @@ from tidewater_core.errors import (
     Retryable,
     TidewaterError,
 )
-from tidewater_worker.coordination.port import Ownership
 from tidewater_worker.log.appender import Appender
 from tidewater_worker.log.recover import Segment
 from tidewater_worker.log.tail import Tail
 from tidewater_worker.ports import PartitionAssignment, PartitionState, Phase
+from tidewater_worker.pulse import Pulse
 
 FRONTIER_WAIT_S: Final = 5.0
 """How long a log with messages waits to hear from the table before it goes on without."""
@@ -96,6 +97,7 @@ class Partition:
     """Set in a view of a partition whose owner is away."""
     retry_at: float = 0.0
     """When to try again to open it."""
+    pulse: Pulse = field(default_factory=Pulse)
 
     def assignment(self) -> PartitionAssignment | None:
         """Describe it to the table process."""
@@ -215,7 +217,9 @@ class Partition:
         if self.appender is appender:  # it was not let go meanwhile
             self.is_open = True
 
-    async def close(self, refusal: TidewaterError | None = None) -> None:
+    async def close(
+        self, refusal: TidewaterError | None = None, *, keep_lock: bool = False
+    ) -> None:
         """Finish what was offered, close the log and release the lock."""
         self.refusal = refusal or Retryable("ShuttingDown", "this worker is shutting down", 500)
         appender = self.appender
@@ -223,7 +227,8 @@ class Partition:
             await appender.close()
         if refusal is not None:
             self.appender, self.drained, self.is_open, self.session = None, None, False, ""
-        self.unlock()
+        if not keep_lock:
+            self.unlock()
 
     def unlock(self) -> None:
         """Let the next process have the log."""

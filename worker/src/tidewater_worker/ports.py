@@ -6,12 +6,14 @@ Both sides are level-based: each message is the whole truth about its topic, so 
 lost with a restart is made good by the next.
 """
 
-from collections.abc import Iterator
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
+
+from tidewater_core.errors import TidewaterError
 
 
 class Phase(StrEnum):
@@ -40,6 +42,17 @@ class PartitionAssignment(msgspec.Struct, frozen=True):
     """The partition goes on here: what is missing before it was lost with a volume."""
 
 
+class Commits(StrEnum):
+    """Who commits the rows of a topic that are written here."""
+
+    ALONE = "alone"
+    """This worker, for itself: it has all of the topic's partitions."""
+    HERE = "here"
+    """This worker, for all owners of the topic's partitions."""
+    ELSEWHERE = "elsewhere"
+    """Another worker: files are handed over through the edge (`Offer`)."""
+
+
 class TopicAssignment(msgspec.Struct, frozen=True):
     """A topic and those of its partitions that this worker owns."""
 
@@ -50,6 +63,7 @@ class TopicAssignment(msgspec.Struct, frozen=True):
     spec: str
     """The Topic's spec as JSON."""
     partitions: dict[int, PartitionAssignment]
+    commits: Commits = Commits.ALONE
 
 
 class PartitionState(msgspec.Struct, frozen=True):
@@ -65,6 +79,10 @@ class PartitionState(msgspec.Struct, frozen=True):
     message: str = ""
     gaps: tuple[tuple[int, int], ...] = ()
     """Offsets [start, end) that were lost with a volume that a person gave up."""
+    table_epoch: int = 0
+    """With the reason `Fenced`: the epoch that the table carries. Whoever is the owner by the
+    coordination store's word all the same (a registry that was restored, or begun anew beside a
+    table that was kept) must acquire one above it."""
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -85,6 +103,88 @@ class FlushResult(msgspec.Struct, frozen=True):
     frontier: dict[int, int]
 
 
+class Offered(msgspec.Struct, frozen=True):
+    """A partition in an offer: what its owner holds, and the rows [first, end) that it brings."""
+
+    epoch: int
+    committed: int | None
+    """The frontier as the owner last knew it."""
+    first: int = 0
+    end: int = 0
+    """Equal to `first` for a partition without rows."""
+    gap_end: int = 0
+
+
+class Haste(IntEnum):
+    """How soon an offer is to be committed."""
+
+    INTERVAL = 0
+    """With the next commit of the interval."""
+    SOON = 1
+    """A backlog: more waits behind it."""
+    NOW = 2
+    """Somebody waits for it."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Files that are written and wait to be committed by the topic's committing worker.
+
+    It may be sent any number of times and to any number of workers: the frontier in the table
+    decides, and what landed is never added again.
+    """
+
+    id: str
+    topic: str
+    topic_uuid: str
+    table_uuid: str
+    partitions: dict[int, Offered]
+    spec_id: int = 0
+    """The partition spec that the files were written with."""
+    files: bytes = b""
+    """The files' descriptors as an Iceberg manifest (Avro); empty if only epochs are offered."""
+    haste: Haste = Haste.INTERVAL
+    pinned: tuple[int, ...] = ()
+    """Snapshots that readers of the sender need."""
+
+
+class OfferAnswer(msgspec.Struct, frozen=True):
+    """What became of an offer."""
+
+    landed: bool
+    """All of it is in the table. If not, the sender asks the table before anything else."""
+    reason: str = ""
+    message: str = ""
+    snapshot_id: int | None = None
+    commit_id: str = ""
+    committed_at_us: int = 0
+    next: dict[int, int] = {}
+    """The frontiers of the offered partitions."""
+    starts: dict[int, int] = {}
+    tick_ms: int = -1
+    """Until the next commit of the interval; -1 if nobody knows."""
+
+
+class Condition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A simple condition on a column; several of them must all hold."""
+
+    column: str
+    op: str
+    """`=`, `<`, `<=`, `>`, `>=`, or `prefix` for text and bytes."""
+    value: str | int | float | bool | None = None
+    """Dates, times and decimals as text."""
+    value_b64: str = ""
+    """For columns of bytes, such as `tw_key`."""
+    header: str = ""
+    """With the column `tw_headers`: which header."""
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """A snapshot of a topic's table, for readers of what is committed."""
+
+    snapshot_id: int | None
+    partitions: dict[int, PartitionState]
+
+
 class TableEngine(Protocol):
     """What the link serves for the table process. Any thread may call any method."""
 
@@ -98,9 +198,32 @@ class TableEngine(Protocol):
         """Commit until every frontier reaches `upto`; blocks."""
 
     def history(
-        self, topic: str, partition: int, start: int, end: int, max_rows: int
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        max_rows: int,
+        columns: Sequence[str] | None = None,
+        where: Sequence[Condition] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Read [start, end) from the table in offset order, contiguous, at most `max_rows`."""
+        """Read [start, end) from the table in offset order, contiguous, at most `max_rows`.
+
+        `columns`: only these, and `tw_offset`. `where`: only rows that meet all of it; `max_rows`
+        then bounds the offsets looked at, and whoever reads on does so at that bound.
+        """
+
+    def follow(
+        self,
+        topic: str,
+        known: int | None,
+        timeout_s: float,
+        answer: Callable[[Followed | TidewaterError], None],
+    ) -> None:
+        """Call `answer` once, when the table's snapshot is not `known` or the time is up.
+
+        However many ask, the catalog is asked once per `reader.pollInterval`.
+        """
 
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """Return the first offset in the table whose time is not before `timestamp_us`."""
@@ -113,6 +236,16 @@ class TableEngine(Protocol):
 
     def stats(self, topic: str) -> dict[str, Any]:
         """Table health from metadata."""
+
+    def commit_offer(self, offer: Offer, answer: Callable[[OfferAnswer], None]) -> None:
+        """Take another worker's files into the next commit; `answer` is called once, later."""
+
+    def drop_table(self, topic: str) -> bool:
+        """Drop the table of a topic that is being deleted, with its files; False if there is none.
+
+        Only when no partition of the topic is assigned here any more; `Conflict` if the table
+        belongs to another topic.
+        """
 
     def close(self, deadline_s: float) -> None:
         """Commit everything durable, then stop; bounded by the deadline."""

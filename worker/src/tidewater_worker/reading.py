@@ -5,7 +5,7 @@ that commits, deleted segments and a restarted table process in between do not m
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,20 @@ class Gone(NotFound):
     status = 410
 
 
+def log_of(partition: Partition) -> Appender:
+    """Return a partition's log to read from, or raise why that cannot be done now.
+
+    An empty log that has yet to hear from the table does not know where it ends: whoever takes it
+    for the end would skip all that the table has.
+    """
+    appender = partition.readable()
+    if partition.table_end is None and not partition.is_open and not appender.segments:
+        raise partition.refusal or Retryable(
+            "PartitionOpening", f"{partition.topic} partition {partition.number} is opening", 200
+        )
+    return appender
+
+
 @dataclass(slots=True)
 class PartitionReader:
     """Reads one partition from an offset on."""
@@ -38,14 +52,18 @@ class PartitionReader:
     topic: Topic
     partition: Partition
     offset: int
+    columns: Sequence[str] | None = None
+    """These alone, partition, offset and time among them; None: all."""
 
     async def batches(self, limit: int) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield batches of the table's schema up to the end of the log, at most `limit` rows."""
         schema = table_arrow_schema(self.topic.spec)
+        if self.columns is not None:
+            schema = pa.schema([field for field in schema if field.name in self.columns])
         log = LogReader(self.partition.directory)
         try:
             while limit > 0:
-                appender = self.partition.readable()
+                appender = log_of(self.partition)
                 self.offset = self.partition.past_gap(self.offset)
                 if self.offset >= appender.end:
                     return
@@ -90,7 +108,7 @@ class PartitionReader:
                 "HistoryNotReady", "the table's frontier is not known yet; try again", 500
             )
         async for batch in self.node.link.history(
-            str(self.topic.name), self.partition.number, self.offset, end, limit
+            str(self.topic.name), self.partition.number, self.offset, end, limit, self.columns
         ):
             first = batch.column(names.TW_OFFSET)[0].as_py()
             if first != self.offset:
@@ -122,7 +140,7 @@ async def position(
     node: Node, topic: Topic, partition: Partition, offset: int | None, timestamp_us: int | None
 ) -> int:
     """Return the offset to read from: given, or the first not before a time, or the start."""
-    appender = partition.readable()
+    appender = log_of(partition)
     if offset is not None:
         if offset > appender.end:
             raise Invalid(

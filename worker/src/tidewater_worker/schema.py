@@ -12,6 +12,8 @@ TIME_TYPE: Final = pa.timestamp("us", "UTC")
 HEADERS_TYPE: Final = pa.map_(pa.string(), pa.string())
 PRODUCER_TYPE: Final = pa.run_end_encoded(pa.int32(), pa.string())
 """`producer/sequence` of each request, one run a request: the log alone can tell a re-send."""
+UNSYNCED_TYPE: Final = pa.run_end_encoded(pa.int32(), pa.int64())
+"""One run a frame: messages before it that no fsync had covered when it was written."""
 
 _PRIMITIVES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -60,7 +62,13 @@ def _message_fields(spec: TopicSpec) -> list[pa.Field]:
 
 def log_schema(spec: TopicSpec) -> pa.Schema:
     """Return the columns of a frame. Partition and offset are the frame's, not columns."""
-    return pa.schema([*_message_fields(spec), pa.field(names.TW_PRODUCER, PRODUCER_TYPE)])
+    return pa.schema(
+        [
+            *_message_fields(spec),
+            pa.field(names.TW_PRODUCER, PRODUCER_TYPE),
+            pa.field(names.TW_UNSYNCED, UNSYNCED_TYPE),
+        ]
+    )
 
 
 def table_arrow_schema(spec: TopicSpec) -> pa.Schema:

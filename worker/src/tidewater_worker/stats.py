@@ -1,17 +1,36 @@
 """What a worker tells about its topics."""
 
-from typing import Any
+from typing import Any, Final
 
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Conflict, Corrupt, NotFound, TidewaterError
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
+
+START_S_MAX: Final = 60.0
+"""After this a worker is ready whatever still waits: it must not keep others from their turn."""
+
+
+def readiness(node: Node) -> tuple[bool, list[dict[str, Any]]]:
+    """Tell whether requests should come here, and which partitions take no messages, and why.
+
+    A worker becomes ready when all that is its own is open, so that an update goes on to the next
+    one only then. It stays ready: a topic that comes or stops later is that topic's matter, and no
+    reason to keep requests for all others away. What waits for a person is not waited for.
+    """
+    waiting = not_ready(node)
+    if not node.is_started:
+        past_s = node.clock.monotonic() - node.started_at
+        node.is_started = past_s > START_S_MAX or all(one["stopped"] for one in waiting)
+    return node.is_started and not node.is_draining, waiting
 
 
 def not_ready(node: Node) -> list[dict[str, Any]]:
     """Name the partitions that take no messages, and why."""
     waiting = []
     for topic in node.topics.values():
+        if topic.is_deleting:
+            continue
         for partition in topic.partitions.values():
             if partition.is_elsewhere:
                 continue  # its owner says whether it is ready
@@ -20,7 +39,8 @@ def not_ready(node: Node) -> list[dict[str, Any]]:
             except TidewaterError as error:
                 waiting.append(
                     {"topic": str(topic.name), "partition": partition.number,
-                     "reason": error.reason, "message": error.message}
+                     "reason": error.reason, "message": error.message,
+                     "stopped": isinstance(error, (Conflict, Corrupt, NotFound))}
                 )  # fmt: skip
     return waiting
 
@@ -48,10 +68,10 @@ def _elsewhere(partition: Partition) -> dict[str, Any]:
     }
     if not partition.remote_url and partition.refusal is not None:
         found |= {"reason": partition.refusal.reason, "message": partition.refusal.message}
-    return found | _gap(partition)
+    return found | gaps(partition)
 
 
-def _gap(partition: Partition) -> dict[str, Any]:
+def gaps(partition: Partition) -> dict[str, Any]:
     """Name what was lost with a volume: all gaps from the table, the newest with its reason."""
     owner = partition.owner
     found: dict[str, Any] = {}
@@ -90,7 +110,7 @@ def _partition(node: Node, partition: Partition) -> dict[str, Any]:
             "durable_end": appender.durable_end,
             "lag": max(appender.end - table.next, 0),
         }
-    return found | _gap(partition)
+    return found | gaps(partition)
 
 
 def metadata(node: Node, topic: Topic) -> dict[str, Any]:

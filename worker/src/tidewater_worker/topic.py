@@ -8,12 +8,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from tidewater_coordination.port import TopicPhase
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound, TidewaterError
 from tidewater_core.names import TopicName
 from tidewater_worker.log.group import Rows
 from tidewater_worker.partition import Partition
-from tidewater_worker.ports import TopicAssignment, TopicState
+from tidewater_worker.ports import Commits, TopicAssignment, TopicState
 
 STICKY_BYTES: Final = 256 * 1024
 """Messages without a key stay on one partition for this long: that fills group commits."""
@@ -35,6 +36,9 @@ class Topic:
     spec: TopicSpec
     spec_json: str
     partitions: dict[int, Partition]
+    phase: TopicPhase = TopicPhase.ACTIVE
+    refused: TidewaterError | None = None
+    """Why the spec that is registered now is not the one that is served."""
     state: TopicState | None = None
     counters: Counter[str] = field(default_factory=Counter)
     is_spread: bool = False
@@ -42,20 +46,27 @@ class Topic:
     _sticky: int = 0
     _sticky_bytes: int = 0
 
-    def assignment(self) -> TopicAssignment:
+    @property
+    def is_deleting(self) -> bool:
+        """Tell whether it takes no more messages because it is on its way out."""
+        return self.phase is not TopicPhase.ACTIVE
+
+    def assignment(self, commits: Commits = Commits.ALONE) -> TopicAssignment:
         """Describe it to the table process."""
         owned = {number: p.assignment() for number, p in self.partitions.items()}
         return TopicAssignment(
             str(self.name), str(self.uuid), self.spec_json,
-            {number: assignment for number, assignment in owned.items() if assignment},
+            {number: assignment for number, assignment in owned.items() if assignment}, commits,
         )  # fmt: skip
 
-    def note(self, state: TopicState) -> None:
+    def note(self, state: TopicState, now: float) -> None:
         """Take what the table process says."""
         self.state = state
-        for number, partition in state.partitions.items():
-            if number in self.partitions:
-                self.partitions[number].note(partition)
+        for number, told in state.partitions.items():
+            partition = self.partitions.get(number)
+            if partition is not None:
+                partition.note(told)
+                partition.pulse.committed(partition.table.next, now)
 
     def partition(self, number: int) -> Partition:
         """Return a partition, or raise that there is none."""

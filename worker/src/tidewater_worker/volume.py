@@ -3,20 +3,31 @@
 A partition's messages are on one volume until they are in the table, so ownership goes by volume
 and not by a worker's name: a worker that comes back under its old name with an empty disk has
 nothing to come back to (G5).
+
+Logs of topics that are gone are deleted if they are drained, or empty. One that is neither has
+messages that are nowhere else: it stays as evidence, and is named (G7).
 """
 
 import os
+import shutil
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
 from tidewater_core.clock import IdSource
+from tidewater_core.errors import Corrupt
+from tidewater_worker.log.frame import SCHEMA_BYTES_MAX, decode_header
+from tidewater_worker.log.reader import list_segments, segment_name
+from tidewater_worker.log.recover import BROKEN_SUFFIX
 from tidewater_worker.log.segment import fsync_directory
 
 VOLUME_FILE: Final = "volume-id"
 DRAINED_FILE: Final = "drained.json"
+LOCK_FILE: Final = "lock"
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -28,6 +39,18 @@ class Drained(msgspec.Struct, frozen=True):
     """The epoch that drained it."""
     last_time_us: int = 0
     """The time of its last message."""
+    topic_uuid: str = ""
+    """Which topic's log it is; one that is made again under the same name has another."""
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """A log of a topic that is gone, with messages that may not be in a table."""
+
+    topic: str
+    partition: int
+    segments: int
+    bytes: int
+    directory: str
 
 
 def volume_id(log_root: Path, ids: IdSource) -> str:
@@ -58,6 +81,72 @@ def clear_drained(directory: Path) -> None:
     with suppress(FileNotFoundError):
         (directory / DRAINED_FILE).unlink()
         fsync_directory(directory)
+
+
+def clear_earlier_life(directory: Path, topic_uuid: UUID, *, is_first: bool) -> None:
+    """Delete what a topic of the same name left here, if it is drained.
+
+    What is not drained stays: opening the log refuses it then (`ForeignLog`). Producers of an
+    earlier life must not be remembered: their first messages to this one would be taken for copies.
+    `is_first`: nobody has had the partition in this life.
+    """
+    bases, drained = list_segments(directory), read_drained(directory)
+    if bases:
+        if drained is None or _uuid_of(directory / segment_name(bases[-1])) in (None, topic_uuid):
+            return
+    elif not is_first and (drained is None or drained.topic_uuid in ("", str(topic_uuid))):
+        return
+    for path in directory.iterdir():
+        if path.name != LOCK_FILE:
+            path.unlink()
+    fsync_directory(directory)
+
+
+def _uuid_of(path: Path) -> UUID | None:
+    with path.open("rb") as file, suppress(Corrupt):
+        return decode_header(file.read(SCHEMA_BYTES_MAX), path.name).topic_uuid
+    return None
+
+
+def is_disposable(directory: Path) -> bool:
+    """Tell whether a log that nobody has open holds nothing that is not in a table."""
+    if read_drained(directory) is not None:
+        return True
+    return not list_segments(directory) and not list(directory.glob(f"*{BROKEN_SUFFIX}*"))
+
+
+def topics_on(log_root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the topics that have a directory here."""
+    for namespace in sorted(path for path in log_root.iterdir() if path.is_dir()):
+        for directory in sorted(path for path in namespace.iterdir() if path.is_dir()):
+            yield f"{namespace.name}/{directory.name}", directory
+
+
+def sweep(log_root: Path, known: Container[str]) -> list[Leftover]:
+    """Delete the logs of topics that are not known, but for those that are not drained."""
+    kept: list[Leftover] = []
+    for topic, directory in topics_on(log_root):
+        if topic not in known:
+            kept += sweep_topic(topic, directory)
+    return kept
+
+
+def sweep_topic(topic: str, directory: Path) -> list[Leftover]:
+    """Delete a gone topic's logs; return those that stay."""
+    kept: list[Leftover] = []
+    numbers = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
+    for path in sorted(numbers, key=lambda path: int(path.name)):
+        if is_disposable(path):
+            shutil.rmtree(path)
+            continue
+        bases = list_segments(path)
+        size = sum((path / segment_name(base)).stat().st_size for base in bases)
+        kept.append(Leftover(topic, int(path.name), len(bases), size, str(path)))
+    if not kept:
+        shutil.rmtree(directory)  # with the note which table it had
+        with suppress(OSError):  # other topics of the namespace are there
+            directory.parent.rmdir()
+    return kept
 
 
 def _write(path: Path, data: bytes) -> None:

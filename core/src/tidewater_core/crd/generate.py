@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from tidewater_core.crd.pool import Pool
 from tidewater_core.crd.subscription import Subscription
 from tidewater_core.crd.topic import Topic
 from tidewater_core.names import GROUP, VERSION
@@ -32,28 +33,55 @@ def _column(name: str, kind: str, path: str, *, wide: bool = False) -> Schema:
     return {**column, "priority": 1} if wide else column
 
 
+_READY = _column("Ready", "string", _CONDITION.format("Ready"))
+_REASON = _column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", wide=True)
+
 _TOPIC_COLUMNS = [
+    _READY,
     _column("Partitions", "integer", ".spec.partitions"),
-    _column("Table", "string", ".status.table.identifier"),
-    _column("Rows", "integer", ".status.table.rows"),
+    _column("Rate", "string", ".status.rate"),
     _column("Freshness", "string", ".status.freshness"),
-    _column("Ready", "string", _CONDITION.format("Ready")),
+    _column("Committed", "integer", ".status.committed"),
+    _column("Lag", "integer", ".status.lag"),
     _AGE,
+    _REASON,
+    _column("Table", "string", ".status.table.identifier", wide=True),
+    _column("Pool", "string", ".status.pool", wide=True),
+    _column("Workers", "integer", ".status.workers", wide=True),
+    _column("Files", "integer", ".status.table.files", wide=True),
+    _column("Snapshots", "integer", ".status.table.snapshots", wide=True),
     _column("Sync", "string", ".spec.log.sync", wide=True),
     _column("Ack p99", "string", ".status.ackLatency.p99", wide=True),
-    _column("Pool", "string", ".spec.pool", wide=True),
-    _column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", wide=True),
 ]
 _SUBSCRIPTION_COLUMNS = [
+    _READY,
     _column("Topic", "string", ".spec.topic"),
     _column("Type", "string", ".spec.type"),
     _column("Backlog", "integer", ".status.backlog"),
     _column("Consumers", "integer", ".status.consumers"),
-    _column("Ready", "string", _CONDITION.format("Ready")),
     _AGE,
+    _REASON,
     _column("Oldest", "string", ".status.oldestUnacked", wide=True),
-    _column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", wide=True),
+    _column("Dead", "integer", ".status.deadLettered", wide=True),
 ]
+_POOL_COLUMNS = [
+    _READY,
+    _column("Desired", "integer", ".spec.replicas"),
+    _column("Replicas", "integer", ".status.replicas"),
+    _column("Topics", "integer", ".status.topics"),
+    _column("Partitions", "integer", ".status.partitions"),
+    _AGE,
+    _REASON,
+    _column("Rate", "string", ".status.rate", wide=True),
+    _column("Size", "string", ".spec.storage.size", wide=True),
+    _column("Image", "string", ".status.image", wide=True),
+]
+_SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
+"""How `kubectl scale` and autoscalers see a pool."""
 
 
 def render() -> dict[str, str]:
@@ -67,12 +95,18 @@ def render() -> dict[str, str]:
                 "subscriptions",
                 _crd(Subscription, "subscriptions", "subscription", "tws", _SUBSCRIPTION_COLUMNS),
             ),
+            ("pools", _crd(Pool, "pools", "pool", "twp", _POOL_COLUMNS, scale=_SCALE)),
         )
     }
 
 
 def _crd(
-    model: type[BaseModel], plural: str, singular: str, short: str, columns: list[Schema]
+    model: type[BaseModel],
+    plural: str,
+    singular: str,
+    short: str,
+    columns: list[Schema],
+    scale: Schema | None = None,
 ) -> Schema:
     names = {
         "kind": model.__name__,
@@ -88,7 +122,7 @@ def _crd(
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": structural_schema(model)},
-        "subresources": {"status": {}},
+        "subresources": {"status": {}} | ({"scale": scale} if scale else {}),
         "additionalPrinterColumns": columns,
     }
     return {

@@ -6,6 +6,7 @@ import yaml
 from pydantic import ValidationError
 
 from tidewater_core.crd.explain import problems
+from tidewater_core.crd.pool import Pool
 from tidewater_core.crd.subscription import Subscription
 from tidewater_core.crd.topic import Topic
 from tidewater_core.errors import Invalid
@@ -14,9 +15,12 @@ from tidewater_core.names import API_VERSION, dns_label_problem, is_dns_label
 MANIFEST_CHARS_MAX = 10_000_000
 """Longest text that is read: YAML is slow, and nobody writes more by hand."""
 
-_KINDS: dict[str, type[Topic] | type[Subscription]] = {
+Item = Topic | Subscription | Pool
+
+_KINDS: dict[str, type[Topic] | type[Subscription] | type[Pool]] = {
     "Topic": Topic,
     "Subscription": Subscription,
+    "Pool": Pool,
 }
 
 
@@ -31,6 +35,14 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load_manifests(text: str) -> list[Topic | Subscription]:
+    """Read the Topics and Subscriptions of a YAML text; its Pools are checked and left out.
+
+    For who runs without a cluster, where there is one worker and nothing to size.
+    """
+    return [item for item in load_all(text) if not isinstance(item, Pool)]
+
+
+def load_all(text: str) -> list[Item]:
     """Read a YAML text of one or more documents; raise Invalid that names document and field."""
     if len(text) > MANIFEST_CHARS_MAX:
         raise Invalid("InvalidManifest", f"the manifest is longer than {MANIFEST_CHARS_MAX}")
@@ -54,7 +66,7 @@ def load_manifests(text: str) -> list[Topic | Subscription]:
     return loaded
 
 
-def _load(document: object, number: int) -> list[Topic | Subscription]:
+def _load(document: object, number: int) -> list[Item]:
     if not isinstance(document, dict):
         raise Invalid("InvalidManifest", f"document {number} is not a map of fields")
     if document.get("kind") == "List" and isinstance(document.get("items"), list):
@@ -62,7 +74,7 @@ def _load(document: object, number: int) -> list[Topic | Subscription]:
     return [_load_one(document, number)]
 
 
-def _load_one(document: dict[Any, Any], number: int) -> Topic | Subscription:
+def _load_one(document: dict[Any, Any], number: int) -> Item:
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     where = f"document {number} ({document.get('kind')} {name})"
@@ -75,7 +87,7 @@ def _load_one(document: dict[Any, Any], number: int) -> Topic | Subscription:
     if model is None:
         raise Invalid(
             "InvalidManifest",
-            f"{where}: kind must be {' or '.join(_KINDS)}, not {document.get('kind')!r}",
+            f"{where}: kind must be Topic, Subscription or Pool, not {document.get('kind')!r}",
         )
     try:
         item = model.model_validate(_without_nulls(document))

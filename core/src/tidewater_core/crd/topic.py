@@ -31,6 +31,7 @@ from tidewater_core.crd.table import (
     TableSpec,
 )
 from tidewater_core.names import (
+    POOL_NAME_CHARS_MAX,
     TW_KEY,
     TW_OFFSET,
     TW_PARTITION,
@@ -181,7 +182,14 @@ class TopicSpec(Model):
         ),
     ] = 3
     """Number of partitions. Order is kept within each. May grow, never shrink."""
-    pool: Annotated[str, dns_label("pool"), Field(json_schema_extra=DNS_LABEL_EXTRA)] = "default"
+    pool: Annotated[
+        str,
+        dns_label("pool"),
+        Field(
+            max_length=POOL_NAME_CHARS_MAX,
+            json_schema_extra={**DNS_LABEL_EXTRA, "maxLength": POOL_NAME_CHARS_MAX},
+        ),
+    ] = "default"
     """The pool of workers of this namespace that serves the topic."""
     dedicated: Flag = False
     """Give the topic workers of its own."""

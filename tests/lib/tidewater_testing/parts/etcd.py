@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tidewater_testing.parts.certificates import Pair
 from tidewater_testing.process import ManagedProcess, free_ports
 
 START_TIMEOUT_S = 30.0
@@ -56,11 +57,18 @@ def _accepts(port: int) -> bool:
 class Etcd:
     """A cluster of `size` servers on the loopback; as a context manager it is gone at the end."""
 
-    def __init__(self, directory: Path, size: int = 1) -> None:
+    def __init__(
+        self, directory: Path, size: int = 1, tls: Pair | None = None, client_ca: Path | None = None
+    ) -> None:
+        """With `tls` it is served by https; `client_ca` asks clients for a certificate."""
         directory.mkdir(parents=True, exist_ok=True)
+        secure = [] if tls is None else ["--cert-file", str(tls.cert), "--key-file", str(tls.key)]
+        if client_ca is not None:
+            secure += ["--client-cert-auth", "--trusted-ca-file", str(client_ca)]
+        scheme = "http" if tls is None else "https"
         ports = free_ports(2 * size)
         self._client_ports, peer_ports = ports[:size], ports[size:]
-        self.endpoints = [f"http://127.0.0.1:{port}" for port in self._client_ports]
+        self.endpoints = [f"{scheme}://127.0.0.1:{port}" for port in self._client_ports]
         peers = [f"http://127.0.0.1:{port}" for port in peer_ports]
         cluster = ",".join(f"e{i}={url}" for i, url in enumerate(peers))
         self.servers = [
@@ -74,11 +82,26 @@ class Etcd:
                     *("--initial-advertise-peer-urls", peers[i]),
                     *("--initial-cluster", cluster, "--initial-cluster-state", "new"),
                     *("--log-level", "warn"),
+                    *secure,
                 ],
                 log_file=directory / f"e{i}.log",
             )
             for i in range(size)
         ]
+
+    def control(self, *arguments: str) -> str:
+        """Run `etcdctl` on the first server, without TLS, and return what it says."""
+        binary = etcd_binary().with_name("etcdctl")
+        binary.chmod(0o755)
+        done = subprocess.run(
+            [binary, "--endpoints", self.endpoints[0], *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "ETCDCTL_API": "3"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     @property
     def coordination(self) -> str:

@@ -1,4 +1,4 @@
-"""Moving partitions, and a person's word about a lost volume: admin calls of any worker."""
+"""A worker's report, moving partitions, a person's word about a lost volume: admin calls."""
 
 import asyncio
 from typing import Annotated, Final
@@ -7,10 +7,11 @@ import msgspec
 from fastapi import Body, FastAPI
 from fastapi.responses import Response
 
+from tidewater_coordination.port import Coordination
 from tidewater_core.errors import Invalid, NotFound
 from tidewater_worker.cluster.handover import left
-from tidewater_worker.coordination.port import Coordination
 from tidewater_worker.node import Node
+from tidewater_worker.report import Reporter
 
 REASON_CHARS_MAX: Final = 1_000
 
@@ -27,6 +28,13 @@ def add_cluster(app: FastAPI, node: Node, coordination: Coordination) -> None:
         """List the workers that are there."""
         registry = await coordination.registry()
         return _json({"workers": [registry.workers[name] for name in sorted(registry.workers)]})
+
+    reporter = Reporter(node)
+
+    @app.get("/v1/{namespace}")
+    async def report(namespace: str) -> Response:
+        """Report on all that this worker owns of a namespace, for the operator."""
+        return _json(await reporter.of(namespace))
 
     @app.post("/v1/{namespace}/{name}/partitions/{partition}/move")
     async def move(

@@ -40,7 +40,8 @@ def _times(column: pa.Array) -> list[str]:
 
 
 def to_messages(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the JSON values of a batch in the table's schema."""
+    """Return the JSON values of a batch in the table's columns, or in some of them."""
+    there = set(batch.schema.names)
     offsets = batch.column(names.TW_OFFSET).to_pylist()
     partition = batch.column(names.TW_PARTITION)[0].as_py()
     times = _times(batch.column(names.TW_TIME))
@@ -48,9 +49,12 @@ def to_messages(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         {"partition": partition, "offset": offset, "time": time}
         for offset, time in zip(offsets, times, strict=True)
     ]
-    _put_bytes(messages, "key", batch.column(names.TW_KEY))
-    payload = batch.schema.names[5:]
-    if payload == [names.VALUE]:
+    if names.TW_KEY in there:
+        _put_bytes(messages, "key", batch.column(names.TW_KEY))
+    payload = [name for name in batch.schema.names if not name.startswith(names.RESERVED_PREFIX)]
+    if not payload:
+        pass
+    elif payload == [names.VALUE] and pa.types.is_binary(batch.schema.field(names.VALUE).type):
         _put_bytes(messages, "value", batch.column(names.VALUE))
     else:
         rows = batch.select(payload).to_pylist(maps_as_pydicts="strict")
@@ -60,6 +64,8 @@ def to_messages(batch: pa.RecordBatch) -> list[dict[str, Any]]:
                     row[field] = None if row[field] is None else UUID(bytes=row[field])
         for message, row in zip(messages, rows, strict=True):
             message["value"] = row
+    if names.TW_HEADERS not in there:
+        return messages
     headers = batch.column(names.TW_HEADERS)
     if headers.null_count == len(headers):
         for message in messages:

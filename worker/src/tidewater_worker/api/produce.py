@@ -99,7 +99,8 @@ class Producing:
             respond(error.status, error_body(error), error.retry_after_ms)
         except Exception:
             log.exception("produce to %s/%s failed", namespace, name)
-            respond(500, b'{"error":{"reason":"Internal","message":"see the worker\'s log"}}', None)
+            fault = OutcomeUnknown("Internal", "this is a fault of the worker; its log has more")
+            respond(500, error_body(fault), None)
 
     def _produce(
         self,
@@ -207,7 +208,8 @@ class Producing:
         }
         snapshot = None
         if len(upto) < len(answer.acks):
-            others = await self._node.forwarding.flush(topic, timeout_ms / 1000)
+            # Flushing needs another permission than producing: it is this worker that asks.
+            others = await self._node.forwarding.flush(topic, timeout_ms / 1000, as_worker=True)
             snapshot = max(others, key=lambda other: sum(other["frontier"].values()))["snapshot_id"]
         if not upto:
             return snapshot

@@ -5,24 +5,36 @@ known: no ASGI scope, no task, no events; its body is gathered here and its answ
 Requests that a client pipelines on one connection are stored together and answered in order, so
 that many messages in flight need neither many connections nor a batch. Everything else goes the
 ordinary way through the application.
+
+Who may not produce is refused as soon as the head is known, and the body is not kept. While that
+has to be asked, a connection's requests wait in their order, and little of their bodies is read.
 """
 
+import asyncio
+import logging
 import re
 from collections import deque
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tidewater_core.errors import TooLarge
+from tidewater_core.errors import Retryable, TidewaterError, TooLarge
 from tidewater_worker.api import socket
+from tidewater_worker.api.door import CHALLENGE
 from tidewater_worker.api.errors import error_body, retry_after_seconds
 from tidewater_worker.api.produce import Producing
 from tidewater_worker.api.socket_session import Sockets
+from tidewater_worker.auth.access import PRODUCE, Access, topic
+from tidewater_worker.auth.caller import CALLER
+from tidewater_worker.auth.guard import Guard
+from tidewater_worker.auth.tokens import authorization_of
 from tidewater_worker.node import Node
 
 _PRODUCE: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/messages(?:\?(.*))?")
 PIPELINED_MAX: Final = 1024
 """Requests of one connection that may be under way; past it the connection is not read."""
+UNJUDGED_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a body that are taken from somebody who may turn out to be nobody."""
 _STATUS: Final = {
     code: b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n" % (code, text)
     for code, text in {
@@ -39,6 +51,16 @@ _STATUS: Final = {
         503: b"Service Unavailable",
     }.items()
 }
+HEAD_BYTES_MAX: Final = 64 * 1024
+_HEAD_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Head Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
+_TOO_MANY: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b"
+)
+_STATUS[401] += b"www-authenticate: %b\r\n" % CHALLENGE
+log = logging.getLogger(__name__)
 
 
 class _UnderWay:
@@ -50,28 +72,73 @@ class _UnderWay:
 class _Slot:
     """A produce request under way on a connection."""
 
-    __slots__ = ("answer", "chunks", "keep_alive", "name", "namespace", "query", "size")
+    __slots__ = (
+        "answer", "asking", "authorization", "chunks", "headers", "held", "is_judged",
+        "keep_alive", "name", "namespace", "query", "refusal", "size",
+    )  # fmt: skip
 
     def __init__(self, namespace: str, name: str, query: str) -> None:
         self.namespace, self.name, self.query = namespace, name, query
+        self.headers: list[tuple[bytes, bytes]] = []
         self.chunks: list[bytes] = []
         self.size = 0
+        """Bytes of the body that came."""
+        self.held = 0
+        """Those of them that are kept, and count as in flight."""
         self.answer: bytes | None = None
         self.keep_alive = True
+        self.is_judged = True
+        self.refusal: TidewaterError | None = None
+        self.authorization: bytes | None = None
+        self.asking: asyncio.Task[None] | None = None
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """One connection. uvicorn makes it; the first three arguments are bound with `partial`."""
+    """One connection. uvicorn makes it; the first four arguments are bound with `partial`."""
 
     def __init__(
-        self, node: Node, producing: Producing, sockets: Sockets, *args: Any, **kwargs: Any
+        self,
+        node: Node,
+        producing: Producing,
+        sockets: Sockets,
+        guard: Guard | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._guard = guard
         self._node, self._producing, self._sockets = node, producing, sockets
         self._body_bytes_max = node.settings.limits.request_bytes_max.bytes
         self._slots: deque[_Slot] = deque()
         self._slot: _Slot | None = None
+        self._unjudged: deque[_Slot] = deque()
+        """Requests that came whole and wait for a verdict, or behind one that does."""
+        self._authorization: bytes | None = None
+        self._is_in_head = False
+        self._head_bytes: int | None = None
+        """Bytes of a head that is not whole yet, but for the piece that it began in."""
+        self._is_new = True
+        self._heard_at = 0.0
         self._closing = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, or refuse one too many."""
+        super().connection_made(transport)
+        self._heard_at = self.loop.time()
+        most = self._node.settings.limits.connections_max
+        if len(self.connections) + self._sockets.open > most:
+            body = error_body(Retryable("TooManyConnections", f"{most} connections are open"))
+            transport.write(_TOO_MANY % (len(body), body))
+            transport.close()
+
+    def close_if_stalled(self, now: float) -> None:
+        """Cut off a client that keeps a connection and does not say what for."""
+        is_sending = self._is_new or self._is_in_head or self._slot is not None
+        is_sending = is_sending or getattr(self.cycle, "more_body", False)
+        silent_s = now - self._heard_at
+        stall_s = self._node.settings.limits.stall_max.seconds
+        if is_sending and not self.flow.read_paused and silent_s > stall_s:
+            self.transport.abort()
 
     def on_message_begin(self) -> None:
         """Forget the last request; its ASGI scope is made only if it is needed."""
@@ -79,9 +146,11 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._slot = None
+        self._is_in_head, self._head_bytes = True, None
 
     def on_headers_complete(self) -> None:
         """Choose the way."""
+        self._is_in_head = False
         idle = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
         if idle and self.parser.get_method() == b"POST":
             match = _PRODUCE.fullmatch(self.url)
@@ -100,9 +169,44 @@ class EdgeProtocol(HttpToolsProtocol):
         query = match[3]
         slot = _Slot(match[1].decode(), match[2].decode(), query.decode("latin-1") if query else "")
         slot.keep_alive = self.parser.should_keep_alive()
+        slot.headers = self.headers
         self._slot = slot
+        if self._guard is not None:
+            self._judge(self._guard, slot)
         if self.expect_100_continue and not self._slots:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _judge(self, guard: Guard, slot: _Slot) -> None:
+        """Tell whether the request may be done, from memory or after asking."""
+        authorization = authorization_of(slot.headers)
+        if authorization != self._authorization:
+            self._authorization = authorization
+        # The same object as before, where it can be: its hash is known.
+        slot.authorization = self._authorization
+        needs = topic(PRODUCE, slot.namespace, slot.name)
+        try:
+            slot.is_judged = guard.quick(slot.authorization, needs) is not None
+        except TidewaterError as error:
+            slot.refusal = error
+        if not slot.is_judged:
+            slot.asking = self.loop.create_task(self._ask(guard, slot, needs))
+
+    async def _ask(self, guard: Guard, slot: _Slot, needs: tuple[Access, ...]) -> None:
+        try:
+            await guard.check(slot.authorization, needs)
+        except TidewaterError as error:
+            slot.refusal = error
+        except Exception:
+            log.exception("a request cannot be judged")
+            slot.refusal = Retryable("AuthUnavailable", "this is a fault of the worker", 1_000)
+        slot.is_judged = True
+        if slot.refusal is not None:
+            self._let_go(slot)
+        is_open = self.transport is not None and not self.transport.is_closing()
+        if is_open and len(self._slots) <= PIPELINED_MAX:
+            self.flow.resume_reading()
+        while self._unjudged and self._unjudged[0].is_judged:
+            self._store(self._unjudged.popleft())
 
     def on_body(self, body: bytes) -> None:
         """Gather a produce request's body."""
@@ -110,15 +214,25 @@ class EdgeProtocol(HttpToolsProtocol):
         if slot is None:
             super().on_body(body)
             return
-        slot.size += len(body)
-        self._node.inflight_bytes += len(body)
-        if slot.size <= self._body_bytes_max:
+        size = len(body)
+        slot.size += size
+        if slot.size <= self._body_bytes_max and slot.refusal is None:
             slot.chunks.append(body)
+            slot.held += size
+            self._node.inflight_bytes += size
+            if not slot.is_judged and slot.size > UNJUDGED_BYTES_MAX:
+                self.flow.pause_reading()
         else:
-            slot.chunks.clear()
+            self._let_go(slot)
+
+    def _let_go(self, slot: _Slot) -> None:
+        """Keep nothing of a request that is not stored."""
+        slot.chunks.clear()
+        self._node.inflight_bytes -= slot.held
+        slot.held = 0
 
     def on_message_complete(self) -> None:
-        """Store a produce request."""
+        """Store a produce request, or keep it until it is judged."""
         slot = self._slot
         if slot is None:
             super().on_message_complete()
@@ -127,22 +241,33 @@ class EdgeProtocol(HttpToolsProtocol):
         self._slots.append(slot)
         if len(self._slots) > PIPELINED_MAX:
             self.flow.pause_reading()
-        if slot.size > self._body_bytes_max:
-            error = TooLarge(
+        if slot.is_judged and not self._unjudged:
+            self._store(slot)
+        else:
+            self._unjudged.append(slot)
+
+    def _store(self, slot: _Slot) -> None:
+        refusal = slot.refusal
+        if refusal is None and slot.size > self._body_bytes_max:
+            refusal = TooLarge(
                 "RequestTooLarge", f"a request has at most {self._body_bytes_max} bytes"
             )
-            self._respond(slot, error.status, error_body(error), None)
+        if refusal is not None:
+            self._respond(slot, refusal.status, error_body(refusal), refusal.retry_after_ms)
             return
         body = slot.chunks[0] if len(slot.chunks) == 1 else b"".join(slot.chunks)
         slot.chunks.clear()
+        before = None if self._guard is None else CALLER.set(slot.authorization)
         self._producing(
-            slot.namespace, slot.name, slot.query, self.headers, body,
+            slot.namespace, slot.name, slot.query, slot.headers, body,
             lambda status, answer, retry_ms: self._respond(slot, status, answer, retry_ms),
         )  # fmt: skip
+        if before is not None:
+            CALLER.reset(before)
 
     def _respond(self, slot: _Slot, status: int, body: bytes, retry_ms: int | None) -> None:
-        self._node.inflight_bytes -= slot.size
-        slot.size = 0
+        self._node.inflight_bytes -= slot.held
+        slot.held = 0
         retry = (
             b"retry-after: %d\r\n" % retry_after_seconds(retry_ms) if retry_ms is not None else b""
         )
@@ -186,7 +311,20 @@ class EdgeProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came; a connection that is closing takes nothing more."""
         if self.parser is not None:
+            self._is_new, self._heard_at = False, self.loop.time()
             super().data_received(data)
+            if self._is_in_head:
+                self._bound_head(len(data))
+
+    def _bound_head(self, size: int) -> None:
+        """Cut off a head without an end: the parser has no bound, and this may be anybody."""
+        if self._head_bytes is None:
+            self._head_bytes = 0  # it began somewhere in what came, behind other requests
+            return
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
 
     @property
     def is_answering(self) -> bool:
@@ -204,7 +342,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a request whose body did not come whole; stored ones finish on their own."""
         if self._slot is not None:
-            self._node.inflight_bytes -= self._slot.size
+            self._let_go(self._slot)
             self._slot = None
         super().connection_lost(exc)
 

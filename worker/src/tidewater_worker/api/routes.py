@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
@@ -16,17 +16,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from tidewater_core import names
+from tidewater_core.crd.subscription import Isolation
 from tidewater_core.errors import Invalid, TidewaterError, TooLarge
 from tidewater_worker import __doc__ as worker_doc
 from tidewater_worker import stats
 from tidewater_worker.api import decode, encode
+from tidewater_worker.api.door import VISIBLE
 from tidewater_worker.api.errors import error_body, retry_after_seconds
 from tidewater_worker.api.produce import Producing
 from tidewater_worker.cluster.forwarding import FORWARDED
 from tidewater_worker.metrics import render
 from tidewater_worker.node import Node
-from tidewater_worker.reading import PartitionReader, position
-from tidewater_worker.schema import table_arrow_schema
+from tidewater_worker.partition import Partition
+from tidewater_worker.streaming import END_HEADER, PartitionStream
 from tidewater_worker.topic import Topic
 
 READ_ROWS_DEFAULT: Final = 100
@@ -49,6 +51,10 @@ def _error(error: TidewaterError) -> Response:
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(retry_after_seconds(error.retry_after_ms))
     return Response(error_body(error), error.status, headers, JSON_TYPE)
+
+
+def _bare(status: int, kind: str, reason: str, message: str) -> Response:
+    return _json({"error": {"kind": kind, "reason": reason, "message": message}}, status)
 
 
 def timestamp_us(text: str | None) -> int | None:
@@ -88,17 +94,17 @@ def make_app(node: Node, producing: Producing) -> FastAPI:
     async def broken(_request: Request, error: Exception) -> Response:
         log.exception("a request failed", exc_info=error)
         message = "this is a fault of the worker; its log has the details"
-        return _json({"error": {"reason": "Internal", "message": message}}, 500)
+        return _bare(500, "OutcomeUnknown", "Internal", message)
 
     @app.exception_handler(404)
     async def unknown(request: Request, _error_: Exception) -> Response:
         path = request.url.path
-        return _json({"error": {"reason": "NotFound", "message": f"nothing is at {path}"}}, 404)
+        return _bare(404, "NotFound", "NotFound", f"nothing is at {path}")
 
     @app.exception_handler(405)
     async def wrong_method(request: Request, _error_: Exception) -> Response:
         message = f"{request.method} is not taken at {request.url.path}"
-        return _json({"error": {"reason": "MethodNotAllowed", "message": message}}, 405)
+        return _bare(405, "Invalid", "MethodNotAllowed", message)
 
     _add_health(app, node)
     _add_topics(app, node)
@@ -114,12 +120,15 @@ def _add_health(app: FastAPI, node: Node) -> None:
         return "ok\n"
 
     @app.get("/readyz")
-    async def readyz() -> Response:
-        """Tell whether every partition takes messages; 503 while one does not."""
-        waiting = stats.not_ready(node)
-        if waiting or node.is_draining:
-            return _json({"ready": False, "waiting": waiting}, 503)
-        return _json({"ready": True})
+    async def readyz(request: Request) -> Response:
+        """Tell whether what is this worker's has opened since its start, and what is not open.
+
+        Where users are asked who they are, this names no topics: anybody may call it.
+        """
+        ready, waiting = stats.readiness(node)
+        if VISIBLE in request.scope:
+            waiting = []
+        return _json({"ready": ready, "waiting": waiting}, 200 if ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
@@ -129,9 +138,15 @@ def _add_health(app: FastAPI, node: Node) -> None:
 
 def _add_topics(app: FastAPI, node: Node) -> None:
     @app.get("/v1/topics")
-    async def topics() -> Response:
-        """List the topics."""
-        return _json({"topics": [stats.summary(topic) for topic in node.topics.values()]})
+    async def topics(request: Request) -> Response:
+        """List the topics of the namespaces all of whose topics the user may consume."""
+        visible = request.scope.get(VISIBLE)
+        found = [
+            stats.summary(topic)
+            for topic in node.topics.values()
+            if visible is None or topic.name.namespace in visible
+        ]
+        return _json({"topics": found})
 
     @app.get("/v1/{namespace}/{name}")
     async def topic(request: Request, namespace: str, name: str) -> Response:
@@ -199,31 +214,35 @@ def _add_reading(app: FastAPI, node: Node) -> None:
         timestamp: str | None = None,
         limit: Annotated[int | None, Query(ge=1)] = None,
         wait_ms: Annotated[int, Query(ge=0)] = 0,
+        position: Literal["earliest", "latest"] | None = None,
+        columns: str | None = None,
+        isolation: Isolation = Isolation.ACKNOWLEDGED,
     ) -> Response:
         """Read messages of one partition without a subscription, as JSON, NDJSON or Arrow."""
-        if offset is not None and timestamp is not None:
-            raise Invalid("InvalidParameter", "give offset or timestamp, not both")
+        if (offset, timestamp, position).count(None) < 2:
+            raise Invalid("InvalidParameter", "give one of offset, timestamp and position")
         topic = node.topic(namespace, name)
         owned = topic.partition(partition)
         if owned.is_elsewhere:
             if owned.remote_url and not is_forwarded(request):
                 return await _proxied(node, owned.remote_url, request, wait_ms / 1000)
             owned = await node.forwarding.table_only(owned, offset)
-        begin = await position(node, topic, owned, offset, timestamp_us(timestamp))
+        chosen = None if columns is None else [name for name in columns.split(",") if name]
+        committed = isolation is Isolation.COMMITTED
+        stream = PartitionStream(node, topic, partition, chosen, is_committed=committed, view=owned)
+        await stream.begin(offset, timestamp_us(timestamp), at_end=position == "latest")
         if wait_ms:
-            bounded = min(wait_ms, node.settings.limits.wait_max.ms)
-            await owned.readable().wait_past(begin, bounded / 1000)
-        reader = PartitionReader(node, topic, owned, begin)
+            await stream.wait_past(min(wait_ms, node.settings.limits.wait_max.ms) / 1000)
         accept = request.headers.get("accept", "")
+        headers = {END_HEADER.decode(): str(stream.end)}
         if decode.ARROW in accept:
-            schema = table_arrow_schema(topic.spec)
-            body = _arrow_body(schema, reader, limit or STREAM_ROWS_DEFAULT)
-            return StreamingResponse(await _begun(body), media_type=decode.ARROW)
+            body = _arrow_body(stream, limit or STREAM_ROWS_DEFAULT)
+            return StreamingResponse(await _begun(body), headers=headers, media_type=decode.ARROW)
         if decode.NDJSON in accept:
-            body = _ndjson_body(reader, limit or STREAM_ROWS_DEFAULT)
-            return StreamingResponse(await _begun(body), media_type=decode.NDJSON)
+            body = _ndjson_body(stream, limit or STREAM_ROWS_DEFAULT)
+            return StreamingResponse(await _begun(body), headers=headers, media_type=decode.NDJSON)
         rows = min(limit or READ_ROWS_DEFAULT, node.settings.limits.read_rows_max)
-        return await _json_body(reader, rows, node.settings.limits.read_bytes_max)
+        return await _json_body(stream, owned, rows, node.settings.limits.read_bytes_max)
 
 
 async def _proxied(node: Node, url: str, request: Request, wait_s: float) -> Response:
@@ -236,7 +255,7 @@ async def _proxied(node: Node, url: str, request: Request, wait_s: float) -> Res
     kept = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in reply.headers
-        if name in (b"content-type", b"retry-after")
+        if name in (b"content-type", b"retry-after", END_HEADER)
     }
     return StreamingResponse(reply.chunks(), reply.status, kept)
 
@@ -256,11 +275,9 @@ async def _begun(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     return rest()
 
 
-async def _arrow_body(
-    schema: pa.Schema, reader: PartitionReader, limit: int
-) -> AsyncIterator[bytes]:
-    pieces = [encode.arrow_schema_message(schema)]
-    async for batch in reader.batches(limit):
+async def _arrow_body(stream: PartitionStream, limit: int) -> AsyncIterator[bytes]:
+    pieces = [encode.arrow_schema_message(stream.schema)]
+    async for batch in stream.batches(limit):
         pieces.append(encode.arrow_batch_message(batch))
         yield b"".join(pieces)
         pieces.clear()
@@ -274,8 +291,8 @@ async def _slices(batch: pa.RecordBatch) -> AsyncIterator[pa.RecordBatch]:
         await asyncio.sleep(0)
 
 
-async def _ndjson_body(reader: PartitionReader, limit: int) -> AsyncIterator[bytes]:
-    async for batch in reader.batches(limit):
+async def _ndjson_body(stream: PartitionStream, limit: int) -> AsyncIterator[bytes]:
+    async for batch in stream.batches(limit):
         async for piece in _slices(batch):
             yield encode.ndjson(piece)
 
@@ -287,12 +304,14 @@ def _rows_within(batch: pa.RecordBatch, nbytes: int) -> int:
     return int(max(nbytes, 0) * batch.num_rows // batch.nbytes)
 
 
-async def _json_body(reader: PartitionReader, limit: int, bytes_max: int) -> Response:
+async def _json_body(
+    stream: PartitionStream, partition: Partition, limit: int, bytes_max: int
+) -> Response:
     pieces: list[bytes] = []
     rows = size = 0
-    begin = reader.offset
-    position = reader.partition.past_gap(begin)
-    async for batch in reader.batches(limit):
+    begin = stream.offset
+    position = partition.past_gap(begin)
+    async for batch in stream.batches(limit):
         async for piece in _slices(batch):
             fitting = piece.slice(0, _rows_within(piece, bytes_max - size))
             if not rows and not fitting.num_rows:
@@ -306,10 +325,10 @@ async def _json_body(reader: PartitionReader, limit: int, bytes_max: int) -> Res
         else:
             continue
         break
-    end = reader.partition.readable().end
+    end = stream.end
     head = b'{"messages":[' + b",".join(pieces)
     tail = b'],"next_offset":%d,"end_offset":%d' % (position, end)
-    passed = [gap for gap in reader.partition.table.gaps if gap[0] < position and gap[1] > begin]
+    passed = [gap for gap in partition.table.gaps if gap[0] < position and gap[1] > begin]
     if passed:  # lost with a volume: a reader is told, not left to wonder
         tail += b',"gaps":' + msgspec.json.encode([{"start": a, "end": b} for a, b in passed])
     return Response(head + tail + b"}", media_type=JSON_TYPE)

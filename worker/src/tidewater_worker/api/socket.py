@@ -16,10 +16,15 @@ from fastapi import FastAPI
 
 from tidewater_core.errors import Invalid, NotFound, TidewaterError
 from tidewater_worker.api import socket_frames as frames
+from tidewater_worker.api.door import CHALLENGE
 from tidewater_worker.api.errors import error_body
 from tidewater_worker.api.socket_frames import Close, FrameError, FrameReader, Opcode
 from tidewater_worker.api.socket_handshake import UpgradeRequired, accept
 from tidewater_worker.api.socket_session import Session, Sockets
+from tidewater_worker.auth.access import CONSUME, PRODUCE, topic
+from tidewater_worker.auth.caller import CALLER, working_for
+from tidewater_worker.auth.guard import Guard
+from tidewater_worker.auth.tokens import socket_authorization_of
 
 _PATH: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/socket(?:\?.*)?")
 UNDER_WAY_MAX: Final = 1024
@@ -28,38 +33,75 @@ PINGS_MAX: Final = 2
 CLOSE_S: Final = 2.0
 """How long a client may take to answer a close."""
 _STATUS: Final = {
-    400: b"Bad Request", 403: b"Forbidden", 404: b"Not Found", 426: b"Upgrade Required",
-    503: b"Service Unavailable",
+    400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
+    426: b"Upgrade Required", 429: b"Too Many Requests", 503: b"Service Unavailable",
 }  # fmt: skip
 log = logging.getLogger(__name__)
 
 
 def upgrade(http: Any, sockets: Sockets) -> None:
     """Take a connection over from HTTP, or refuse to; `http` is its `EdgeProtocol`."""
-    transport = http.transport
+    authorization, _ = socket_authorization_of(http.headers)
+    if sockets.guard is None:
+        _open(http, sockets, authorization)
+        return
+    http.transport.pause_reading()  # until it is known who this is
+    sockets.node.spawn(_judge(http, sockets, sockets.guard, authorization))
+
+
+async def _judge(http: Any, sockets: Sockets, guard: Guard, authorization: bytes | None) -> None:
+    """Let in who may produce or read; what they do inside is judged again each time."""
+    match = _PATH.fullmatch(http.url)
+    try:
+        if match is None:
+            await guard.check(authorization)
+        else:
+            where = match[1].decode(), match[2].decode()
+            either = (topic(CONSUME, *where), topic(PRODUCE, *where))
+            await guard.check_any(authorization, either)
+    except TidewaterError as error:
+        _refuse(http, error)
+        return
+    if not http.transport.is_closing():
+        with working_for(authorization):
+            _open(http, sockets, authorization)
+        if not http.transport.is_closing():
+            http.transport.resume_reading()
+
+
+def _open(http: Any, sockets: Sockets, authorization: bytes | None) -> None:
     try:
         match = _PATH.fullmatch(http.url)
         if match is None or http.scope["method"] != "GET":
             raise NotFound("NoSocket", "sockets are at GET /v1/{namespace}/{topic}/socket")
         namespace, name = match[1].decode(), match[2].decode()
         sockets.node.topic(namespace, name)
-        answer = accept(dict(http.headers), sockets.node.settings.socket_origins)
+        headers = dict(http.headers)
+        _, headers[b"sec-websocket-protocol"] = socket_authorization_of(http.headers)
+        answer = accept(headers, sockets.node.settings.socket_origins)
         if http.is_answering:
             raise Invalid("InvalidHandshake", "earlier requests of this connection are under way")
     except TidewaterError as error:
-        body = error_body(error)
-        transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"sec-websocket-version: 13\r\nconnection: close\r\n\r\n%b"
-            % (error.status, _STATUS.get(error.status, b"Refused"), len(body), body)
-        )
-        transport.close()
+        _refuse(http, error)
         return
-    connection = SocketConnection(sockets, namespace, name, http.connections, http.loop)
+    connection = SocketConnection(
+        sockets, namespace, name, http.connections, http.loop, authorization
+    )
     http.connections.discard(http)
-    transport.write(answer)
-    transport.set_protocol(connection)
-    connection.connection_made(transport)
+    http.transport.write(answer)
+    http.transport.set_protocol(connection)
+    connection.connection_made(http.transport)
+
+
+def _refuse(http: Any, error: TidewaterError) -> None:
+    body = error_body(error)
+    more = b"www-authenticate: %b\r\n" % CHALLENGE if error.status == 401 else b""
+    http.transport.write(
+        b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+        b"sec-websocket-version: 13\r\n%bconnection: close\r\n\r\n%b"
+        % (error.status, _STATUS.get(error.status, b"Refused"), len(body), more, body)
+    )
+    http.transport.close()
 
 
 def add_socket(app: FastAPI) -> None:
@@ -81,6 +123,7 @@ class SocketConnection(asyncio.Protocol):
         name: str,
         connections: set[Any],
         loop: asyncio.AbstractEventLoop,
+        authorization: bytes | None = None,
     ) -> None:
         limits = sockets.node.settings.limits
         self._sockets, self._node, self._loop = sockets, sockets.node, loop
@@ -88,7 +131,8 @@ class SocketConnection(asyncio.Protocol):
         self._bytes_max = limits.request_bytes_max.bytes
         self._ping_s = limits.socket_ping.seconds
         self._frames = FrameReader(self._bytes_max)
-        self._session = Session(sockets, namespace, name, self, self._relax)
+        self._authorization = authorization
+        self._session = Session(sockets, namespace, name, self, self._relax, authorization)
         self._out: list[bytes] = []
         self._held = 0
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
@@ -124,15 +168,18 @@ class SocketConnection(asyncio.Protocol):
             self._end(error.code, error.message)
             return
         self._account(self._frames.held_bytes)
+        before = CALLER.set(self._authorization)
         try:
             self._take(messages)
             self._session.producer.flush()
         except Exception:
             log.exception("a socket fails")
             self._end(Close.INTERNAL, "see the worker's log")
+        finally:
+            CALLER.reset(before)
         session = self._session
         too_much = session.producer.under_way_bytes > self._bytes_max
-        if too_much or session.under_way >= UNDER_WAY_MAX:
+        if too_much or session.is_waiting or session.under_way >= UNDER_WAY_MAX:
             self._read(False)
 
     def _take(self, messages: list[frames.Message]) -> None:
@@ -221,6 +268,7 @@ class SocketConnection(asyncio.Protocol):
             self._end(Close.GOING_AWAY, "the worker is shutting down")
         elif not self._is_reading and self._drained.is_set():
             few = session.under_way <= UNDER_WAY_MAX // 2
+            few = few and not session.is_waiting
             if few and session.producer.under_way_bytes <= self._bytes_max // 2:
                 self._read(True)
 

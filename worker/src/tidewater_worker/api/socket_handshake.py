@@ -7,17 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Forbidden, Invalid
 
 SUBPROTOCOL: Final = "tidewater.v1"
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY_BYTES: Final = 16
-
-
-class Forbidden(TidewaterError):
-    """The page that asks is not one of ours."""
-
-    status = 403
 
 
 class UpgradeRequired(Invalid):

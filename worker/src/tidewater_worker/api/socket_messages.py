@@ -44,6 +44,9 @@ class Read(msgspec.Struct, forbid_unknown_fields=True):
     position: Literal["earliest", "latest"] = "earliest"
     credit: Count = 0
     format: Literal["json", "arrow"] = "json"
+    columns: list[str] | None = None
+    """These alone, besides partition, offset and time."""
+    isolation: Literal["acknowledged", "committed"] = "acknowledged"
 
 
 class Subscribe(msgspec.Struct, forbid_unknown_fields=True):

@@ -12,14 +12,13 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
+from tidewater_core import names
 from tidewater_worker.api import encode
 from tidewater_worker.api import socket_frames as frames
 from tidewater_worker.api import socket_messages as say
 from tidewater_worker.api.routes import timestamp_us
 from tidewater_worker.node import Node
-from tidewater_worker.partition import Partition
-from tidewater_worker.reading import PartitionReader, position
-from tidewater_worker.schema import table_arrow_schema
+from tidewater_worker.streaming import PartitionStream
 from tidewater_worker.topic import Topic
 
 CHUNK_ROWS: Final = {"json": 1_000, "arrow": 100_000}
@@ -75,9 +74,9 @@ class Chunks:
 class Source:
     """The batches of a partition from an offset on, cut to the size that is wanted."""
 
-    def __init__(self, node: Node, topic: Topic, partition: Partition, offset: int) -> None:
-        self._node, self._topic, self._partition = node, topic, partition
-        self.offset = offset
+    def __init__(self, stream: PartitionStream) -> None:
+        self.stream = stream
+        self.offset = stream.offset
         """The next offset to give."""
         self._batches: AsyncIterator[pa.RecordBatch] | None = None
         self._rest: pa.RecordBatch | None = None
@@ -108,7 +107,7 @@ class Source:
             if rows == 0:
                 break
             taken.append(batch)
-            self.offset += rows
+            self.offset = batch.column(names.TW_OFFSET)[-1].as_py() + 1
             rows_max -= rows
             bytes_max -= rows * per_row
         return taken
@@ -118,8 +117,8 @@ class Source:
             batch, self._rest = self._rest, None
             return batch
         if self._batches is None:
-            reader = PartitionReader(self._node, self._topic, self._partition, self.offset)
-            self._batches = reader.batches(say.ID_MAX)
+            self.stream.offset = self.offset
+            self._batches = self.stream.batches(say.ID_MAX)
         try:
             return await anext(self._batches)
         except StopAsyncIteration:
@@ -151,37 +150,42 @@ class Following:
 
     async def run(self) -> None:
         """Send until it is cancelled; raise what ends it."""
-        command, topic, client = self._command, self._topic, self._client
-        partition = topic.partition(command.partition)
-        begin = await self._begin(partition)
-        source = self._source = Source(self._node, topic, partition, begin)
-        end = partition.readable().end
+        command, client = self._command, self._client
+        stream = PartitionStream(
+            self._node, self._topic, command.partition, command.columns,
+            is_committed=command.isolation == "committed",
+        )  # fmt: skip
+        await self._begin(stream)
+        source = self._source = Source(stream)
         client.send(
             frames.text(
                 b'{"reading":{"id":%d,"partition":%d,"offset":%d,"end_offset":%d}}'
-                % (command.id, command.partition, begin, end)
+                % (command.id, command.partition, stream.offset, max(stream.end, stream.offset))
             )
         )
         try:
             while True:
                 await self._wait_for_credit(source)
                 await client.drained()
-                await partition.readable().wait_past(source.offset, FOLLOW_S)
-                chunk = await self._chunk(source, partition)
+                if source.is_idle:
+                    stream.offset = source.offset
+                    await stream.wait_past(FOLLOW_S)
+                chunk = await self._chunk(source)
                 if chunk is None:
                     continue
                 self._credit -= chunk.rows
-                self._send(chunk, source.offset, partition.readable().end)
+                self._send(chunk, source.offset, max(stream.end, source.offset))
                 await asyncio.sleep(0)  # others have their turn between the chunks
         finally:
             await source.release()
 
-    async def _begin(self, partition: Partition) -> int:
+    async def _begin(self, stream: PartitionStream) -> None:
         command = self._command
-        if command.offset is None and command.timestamp is None and command.position == "latest":
-            return partition.readable().end
+        at_end = (
+            command.offset is None and command.timestamp is None and command.position == "latest"
+        )
         time_us = timestamp_us(None if command.timestamp is None else str(command.timestamp))
-        return await position(self._node, self._topic, partition, command.offset, time_us)
+        await stream.begin(command.offset, time_us, at_end=at_end)
 
     async def _wait_for_credit(self, source: Source) -> None:
         while self._credit <= 0:
@@ -191,21 +195,22 @@ class Following:
             except TimeoutError:
                 await source.release()
 
-    async def _chunk(self, source: Source, partition: Partition) -> Chunk | None:
+    async def _chunk(self, source: Source) -> Chunk | None:
         """Return the next chunk: one that another reader had made, or a new one."""
-        kind = self._command.format
-        key = (self._topic.uuid, partition.number, source.offset, kind)
+        command, kind, stream = self._command, self._command.format, source.stream
+        columns = None if command.columns is None else tuple(command.columns)
+        key = (self._topic.uuid, stream.number, source.offset, kind, columns, command.isolation)
         if source.is_idle:
             kept = self._chunks.get(key)
             if kept is not None and kept.rows <= self._credit:
                 source.offset += kept.rows
                 return kept
-        is_live = source.offset >= partition.readable().tail.start
+        is_live = stream.is_live(source.offset)
         rows_max = min(self._credit, CHUNK_ROWS[kind])
         batches = await source.take(rows_max, CHUNK_BYTES[kind])
         if not batches:
             return None
-        chunk = encode_chunk(self._topic, batches, kind)
+        chunk = encode_chunk(stream.schema, batches, kind)
         if is_live:
             self._chunks.put(key, chunk)
         return chunk
@@ -227,13 +232,13 @@ class Following:
         self._client.send(b"".join((frames.head(opcode, size), *parts)))
 
 
-def encode_chunk(topic: Topic, batches: list[pa.RecordBatch], kind: str) -> Chunk:
+def encode_chunk(schema: pa.Schema, batches: list[pa.RecordBatch], kind: str) -> Chunk:
     """Encode batches as a JSON array of messages or as an Arrow stream."""
     rows = sum(batch.num_rows for batch in batches)
     if kind == "json":
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return Chunk(rows, msgspec.json.encode(encode.to_messages(batch)))
-    pieces = [encode.arrow_schema_message(table_arrow_schema(topic.spec))]
+    pieces = [encode.arrow_schema_message(schema)]
     joined = batches if len(batches) == 1 else [pa.concat_batches(batches)]
     pieces += [encode.arrow_batch_message(batch) for batch in joined]
     return Chunk(rows, b"".join([*pieces, encode.ARROW_END]))

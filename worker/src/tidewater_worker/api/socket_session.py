@@ -14,9 +14,13 @@ from tidewater_worker.api import socket_frames as frames
 from tidewater_worker.api import socket_messages as say
 from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.produce import Producing
+from tidewater_worker.api.socket_access import Gate, Needs, Payload, needs_of
 from tidewater_worker.api.socket_producing import SocketProducer
 from tidewater_worker.api.socket_reading import Chunks, Client, Following
 from tidewater_worker.api.socket_subscribing import Subscribing, settle
+from tidewater_worker.auth.access import PRODUCE
+from tidewater_worker.auth.access import topic as on_topic
+from tidewater_worker.auth.guard import Guard
 from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.node import Node
 from tidewater_worker.topic import Topic
@@ -44,8 +48,12 @@ class Stream(Protocol):
 class Sockets:
     """What all sockets of a worker share."""
 
-    def __init__(self, node: Node, producing: Producing, dispatch: Dispatch) -> None:
+    def __init__(
+        self, node: Node, producing: Producing, dispatch: Dispatch, guard: Guard | None = None
+    ) -> None:
         self.node = node
+        self.guard = guard
+        """Judges what clients ask for; None: they may do everything."""
         self.producing = producing
         self.dispatch = dispatch
         self.chunks = Chunks()
@@ -67,7 +75,13 @@ class Session:
     """One client."""
 
     def __init__(
-        self, sockets: Sockets, namespace: str, name: str, client: Client, relax: Callable[[], None]
+        self,
+        sockets: Sockets,
+        namespace: str,
+        name: str,
+        client: Client,
+        relax: Callable[[], None],
+        authorization: bytes | None = None,
     ) -> None:
         self._sockets, self._node = sockets, sockets.node
         self._namespace, self._name = namespace, name
@@ -76,11 +90,21 @@ class Session:
         self._relax = relax
         self._streams: dict[int, tuple[Stream, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gate: Gate | None = None
+        if sockets.guard is not None:
+            self._gate = Gate(
+                sockets.guard, authorization, self._do, self._refuse_payload, self.producer.flush
+            )
 
     @property
     def under_way(self) -> int:
         """Commands without an answer."""
         return self.producer.under_way + len(self._tasks)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether commands wait until it is known that they are allowed."""
+        return self._gate is not None and bool(self._gate.waiting)
 
     def welcome(self) -> None:
         """Tell the client where it is and what it may do."""
@@ -113,38 +137,90 @@ class Session:
 
     def text(self, payload: bytes) -> None:
         """Take a text message."""
-        try:
-            topic = self._node.topic(self._namespace, self._name)
-            decoder, commands = self._sockets.commands(topic)
-            command = commands.text(payload)
-            if msgspec.structs.astuple(command).count(None) != ONE_KEY:
-                raise Invalid(
-                    "InvalidFrame", f"a message is an object with one of {', '.join(say.NAMES)}"
-                )
-            if command.produce is not None:
-                self.producer.take(topic, decoder, command.produce, len(payload))
-            else:
-                self._other(topic, command)
-        except TidewaterError as error:
-            self._refuse(say.id_of(payload, is_binary=False), error)
+        self._take((payload, False))
 
     def binary(self, payload: bytes) -> None:
         """Take a binary message: Arrow to be produced."""
+        self._take((payload, True))
+
+    def _take(self, payload: Payload) -> None:
+        gate = self._gate
+        if gate is None:
+            self._do(payload, True)
+            return
+        needs = None if gate.waiting else self._do(payload, False)
+        if gate.waiting or needs is not None:
+            gate.waiting.append(payload)
+            if needs is not None:
+                self._run(gate.ask(needs))
+
+    def _do(self, payload: Payload, is_allowed: bool) -> Needs | None:
+        """Do what a message asks for; return what has to be asked before that."""
+        data, is_binary = payload
         try:
             topic = self._node.topic(self._namespace, self._name)
             decoder, commands = self._sockets.commands(topic)
-            produce, stream = commands.binary(payload)
-            rows = decoder.decode(decode.ARROW, {}, stream)
-            self.producer.batch(topic, produce, rows, len(payload))
+            if is_binary:
+                return self._binary(topic, decoder, commands, data, is_allowed)
+            return self._text(topic, decoder, commands, data, is_allowed)
         except TidewaterError as error:
-            self._refuse(say.id_of(payload, is_binary=True), error)
+            self._refuse_payload(payload, error)
+        return None
+
+    def _text(
+        self,
+        topic: Topic,
+        decoder: TopicDecoder,
+        commands: say.CommandDecoder,
+        data: bytes,
+        is_allowed: bool,
+    ) -> Needs | None:
+        command = commands.text(data)
+        if msgspec.structs.astuple(command).count(None) != ONE_KEY:
+            raise Invalid(
+                "InvalidFrame", f"a message is an object with one of {', '.join(say.NAMES)}"
+            )
+        if not is_allowed and (needs := self._unknown(command)) is not None:
+            return needs
+        if command.produce is not None:
+            self.producer.take(topic, decoder, command.produce, len(data))
+        else:
+            self._other(topic, command)
+        return None
+
+    def _binary(
+        self,
+        topic: Topic,
+        decoder: TopicDecoder,
+        commands: say.CommandDecoder,
+        data: bytes,
+        is_allowed: bool,
+    ) -> Needs | None:
+        if not is_allowed and self._gate is not None:
+            needs = on_topic(PRODUCE, self._namespace, self._name)
+            if not self._gate.is_known(needs):
+                return needs
+        produce, stream = commands.binary(data)
+        rows = decoder.decode(decode.ARROW, {}, stream)
+        self.producer.batch(topic, produce, rows, len(data))
+        return None
+
+    def _unknown(self, command: Any) -> Needs | None:
+        """Return what has to be asked before a command is done."""
+        if self._gate is None:
+            return None
+        needs = needs_of(command, self._namespace, self._name)
+        return None if self._gate.is_known(needs) else needs
+
+    def _refuse_payload(self, payload: Payload, error: TidewaterError) -> None:
+        self._refuse(say.id_of(payload[0], is_binary=payload[1]), error)
 
     # ---- reading
 
     def _other(self, topic: Topic, command: Any) -> None:
         if (read := command.read) is not None:
             following = Following(self._node, topic, self._sockets.chunks, self._client, read)
-            self._begin(read.id, following)
+            self._begin(read.id, following, command)
         elif (credit := command.credit) is not None:
             self._stream(credit.id)[0].add_credit(credit.messages)
         elif (stop := command.stop) is not None:
@@ -154,7 +230,8 @@ class Session:
             self._run(self._stopped(stop.id, stream, task))
         elif (subscribe := command.subscribe) is not None:
             dispatch = self._sockets.dispatch
-            self._begin(subscribe.id, Subscribing(dispatch, topic, self._client, subscribe))
+            stream_ = Subscribing(dispatch, topic, self._client, subscribe)
+            self._begin(subscribe.id, stream_, command)
         else:
             self._run(self._settle(topic, command))
 
@@ -164,20 +241,24 @@ class Session:
             raise NotFound("UnknownStream", f"no read or subscription {id_} is under way")
         return found
 
-    def _begin(self, id_: int, stream: Stream) -> None:
+    def _begin(self, id_: int, stream: Stream, command: Any) -> None:
         if id_ in self._streams:
             raise Conflict("IdInUse", f"a read or subscription {id_} is under way")
         if len(self._streams) >= STREAMS_MAX:
             raise Overloaded(
                 "TooManyStreams", f"a socket has at most {STREAMS_MAX} reads and subscriptions"
             )
-        task = asyncio.create_task(self._guard(id_, stream))
+        needs = needs_of(command, self._namespace, self._name) if self._gate else ()
+        task = asyncio.create_task(self._guard(id_, stream, needs))
         self._streams[id_] = (stream, task)
 
-    async def _guard(self, id_: int, stream: Stream) -> None:
+    async def _guard(self, id_: int, stream: Stream, needs: Needs) -> None:
         """Run a stream; tell the client what ended it."""
         try:
-            await stream.run()
+            if self._gate is None:
+                await stream.run()
+            else:
+                await self._gate.run(needs, stream)
         except TidewaterError as error:
             self._ended(id_, stream, error)
         except Exception:

@@ -108,7 +108,8 @@ def _find(
     return dispatch.find(namespace, name, subscription)
 
 
-async def _body(request: Request, kind: type[T]) -> T:
+async def read_body(request: Request, kind: type[T]) -> T:
+    """Read a request's JSON."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -136,7 +137,8 @@ def _add_status(app: FastAPI, dispatch: Dispatch) -> None:
     ) -> Response:
         """Return one subscription: how far it is, its consumers, what is not acknowledged."""
         found = _find(request, dispatch, namespace, name, subscription)
-        return _json(await found.status())
+        # Consumers that extend must know how long they have.
+        return _json({**await found.status(), "ack_deadline_ms": found.spec.ack_deadline.ms})
 
 
 # ---- pull
@@ -146,7 +148,7 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
     @app.post("/v1/{namespace}/{name}/subscriptions/{subscription}/pull")
     async def pull(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Take messages; waits up to `wait_ms` for the first one."""
-        body = await _body(request, PullBody)
+        body = await read_body(request, PullBody)
         found = _find(request, dispatch, namespace, name, subscription)
         limits = node.settings.limits
         work = found.pull(
@@ -155,7 +157,10 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
             min(body.wait_ms, limits.wait_max.ms) / 1000,
             limits.read_bytes_max.bytes,
         )
-        delivered = await _unless_gone(request, work) if body.wait_ms else await work
+        delivered, is_gone = await unless_gone(request, work)
+        if is_gone and delivered:
+            ids = [ack_id for piece in delivered for ack_id in piece.ack_ids]
+            await found.give_back(body.consumer, ids)
         if decode.ARROW in request.headers.get("accept", ""):
             schema = _arrow_schema(table_arrow_schema(found.topic.spec))
             head = encode.arrow_schema_message(schema)
@@ -164,17 +169,13 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
         return _json({"messages": _messages(delivered or [])})
 
 
-async def _unless_gone(
-    request: Request, work: "Coroutine[Any, Any, list[Delivered]]"
-) -> list[Delivered] | None:
-    """Do something for a client as long as it is there: what nobody hears is not delivered."""
+async def unless_gone(request: Request, work: "Coroutine[Any, Any, T]") -> tuple[T | None, bool]:
+    """Do something for a client as long as it is there; return the result and if it is gone."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({task, gone}, return_when="FIRST_COMPLETED")
-        if not task.done():
-            return None
-        return task.result()
+        return (task.result() if task.done() else None), gone.done()
     finally:
         for each in (task, gone):
             each.cancel()
@@ -212,7 +213,7 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
     @app.post(f"{path}/ack")
     async def ack(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Acknowledge deliveries; answered when that is stored."""
-        body = await _body(request, AckBody)
+        body = await read_body(request, AckBody)
         found = _find(request, dispatch, namespace, name, subscription)
         _touch(found, body.consumer)
         return _report("acked", await found.ack(body.ack_ids))
@@ -220,7 +221,7 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
     @app.post(f"{path}/nack")
     async def nack(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Give messages back, to be delivered again after `delay_ms` or the backoff."""
-        body = await _body(request, NackBody)
+        body = await read_body(request, NackBody)
         found = _find(request, dispatch, namespace, name, subscription)
         _touch(found, body.consumer)
         delay_s = None if body.delay_ms is None else body.delay_ms / 1000
@@ -229,7 +230,7 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
     @app.post(f"{path}/extend")
     async def extend(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Hold messages for another `deadline_ms`, or another ackDeadline."""
-        body = await _body(request, ExtendBody)
+        body = await read_body(request, ExtendBody)
         found = _find(request, dispatch, namespace, name, subscription)
         _touch(found, body.consumer)
         deadline_s = None if body.deadline_ms is None else body.deadline_ms / 1000
@@ -250,7 +251,7 @@ def _add_moves(app: FastAPI, dispatch: Dispatch) -> None:
     @app.post(f"{path}/seek")
     async def seek(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Move the subscription to another place, for all its consumers."""
-        body = await _body(request, dict[str, Any])
+        body = await read_body(request, dict[str, Any])
         try:
             start = StartFrom.model_validate(body)
         except ValidationError as error:
@@ -262,17 +263,18 @@ def _add_moves(app: FastAPI, dispatch: Dispatch) -> None:
     @app.post(f"{path}/leave")
     async def leave(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Say that a consumer is gone: what it holds goes to others at once."""
-        body = await _body(request, LeaveBody)
+        body = await read_body(request, LeaveBody)
         _find(request, dispatch, namespace, name, subscription).leave(body.consumer)
         return _json({})
 
     @app.post(f"{path}/replay")
     async def replay(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Deliver the originals of the next dead letters again."""
-        body = await _body(request, ReplayBody)
-        dispatch.find(namespace, name, subscription).check_replay()
-        found = dispatch.local(namespace, name, subscription)
-        return _json(await dispatch.dead_letters.replay(found, body.max))
+        body = await read_body(request, ReplayBody)
+        found = dispatch.find(namespace, name, subscription)
+        if is_forwarded(request):
+            return _json(await dispatch.dead_letters.replay(found, body.max))
+        return _json(await dispatch.dead_letters.replay_all(found, body.max))
 
 
 # ---- stream

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidewater_coordination import connect_as
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Conflict, Invalid, NotFound
 from tidewater_core.names import TopicName, log_path, topic_path
 from tidewater_core.settings import WorkerSettings, embedded
-from tidewater_worker.coordination import connect
 from tidewater_worker.log.deleter import remove_segment
 from tidewater_worker.log.inspect import inspect_partition
 from tidewater_worker.log.segment import fsync_directory
@@ -68,7 +68,7 @@ def _find(settings: WorkerSettings, topic: TopicName, partition: int) -> "TopicT
     from tidewater_worker.table.opening import TopicTable
 
     async def ask() -> tuple[str, TopicSpec]:
-        registry = connect(settings)
+        registry = connect_as(settings)
         await registry.start()
         try:
             for found in await registry.topics():

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
+from tidewater_coordination import connect_as
 from tidewater_core.clock import SystemIds
 from tidewater_core.crd.change import topic_change_problems
 from tidewater_core.crd.manifest import load_manifests
 from tidewater_core.crd.topic import Topic, TopicSpec
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import WorkerSettings
-from tidewater_worker.coordination import connect
 from tidewater_worker.supervisor import replace_process
 
 NAME = "worker"
@@ -62,7 +62,7 @@ def register(settings: WorkerSettings, manifests: list[Path]) -> list[str]:
 
 
 async def _register(settings: WorkerSettings, manifests: list[Path]) -> list[str]:
-    registry = connect(settings)
+    registry = connect_as(settings)
     await registry.start()
     try:
         known = {found.topic: found for found in await registry.topics()}
@@ -91,7 +91,7 @@ def topic_names(settings: WorkerSettings) -> list[str]:
     """Return the names of the registered topics."""
 
     async def ask() -> list[str]:
-        registry = connect(settings)
+        registry = connect_as(settings)
         await registry.start()
         try:
             return [found.topic for found in await registry.topics()]

@@ -1,7 +1,9 @@
 """Requests for what another worker has: any worker answers any request.
 
 A forwarded request says so, and is never forwarded again: the one that gets it owns the partition
-or refuses, and the caller asks again when the registry has moved on.
+or refuses, and the caller asks again when the registry has moved on. It carries the token of the
+user for whom it is done, who is judged again there; what a worker does on its own account carries
+the worker's.
 """
 
 import asyncio
@@ -13,6 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from tidewater_core.errors import OutcomeUnknown, Retryable, TidewaterError
+from tidewater_worker.auth.caller import CALLER
+from tidewater_worker.auth.tokens import TokenFile
 from tidewater_worker.cluster.http import Peers, RawHeaders, Reply
 from tidewater_worker.log.group import Rows
 from tidewater_worker.log.producers import Duplicate, Request, Stored
@@ -23,13 +27,14 @@ from tidewater_worker.topic import Payload, Topic
 
 FORWARDED: Final = b"tidewater-forwarded"
 """Names the worker that forwarded a request."""
+_AUTHORIZATION: Final = b"authorization"
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 PRODUCE_S: Final = 30.0
 DESCRIBE_S: Final = 2.0
 _HOP: Final = frozenset(
     {b"host", b"connection", b"content-length", b"transfer-encoding", b"keep-alive", b"expect"}
 )
-Spawn = Callable[[Coroutine[Any, Any, None]], None]
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
 log = logging.getLogger(__name__)
 
 
@@ -38,16 +43,32 @@ class Forwarding:
 
     def __init__(self, worker_id: str, link: Any, spawn: Spawn) -> None:
         self.peers = Peers()
+        self.token: TokenFile | None = None
+        """The worker's own; None: nobody is asked who they are."""
         self._mark = (FORWARDED, worker_id.encode())
         self._link, self._spawn = link, spawn
         self._turns: dict[tuple[str, int], asyncio.Lock] = {}
         """One request at a time per partition: what came first is stored first."""
 
+    def _signed(self, as_worker: bool = False) -> list[tuple[bytes, bytes]]:
+        """Return the headers that say who asks: a user, or the worker for itself."""
+        if self.token is None:
+            return [self._mark]
+        user = None if as_worker else CALLER.get()
+        return [self._mark, (_AUTHORIZATION, user or self.token.authorization())]
+
     async def call(
-        self, url: str, method: str, target: str, body: bytes = b"", timeout_s: float = PRODUCE_S
+        self,
+        url: str,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        timeout_s: float = PRODUCE_S,
+        *,
+        as_worker: bool = False,
     ) -> Any:
         """Call another worker's API with JSON; return the decoded answer or raise its error."""
-        headers = [self._mark, (b"content-type", b"application/json")]
+        headers = [*self._signed(as_worker), (b"content-type", b"application/json")]
         reply = await self.peers.request(url, method, target, headers, body, timeout_s)
         data = await reply.read()
         if reply.status >= 400:
@@ -58,8 +79,10 @@ class Forwarding:
         self, url: str, method: str, target: str, headers: RawHeaders, body: bytes, timeout_s: float
     ) -> Reply:
         """Pass a request on as it is; the answer's body may be streamed."""
-        kept = [(name, value) for name, value in headers if name not in _HOP]
-        return await self.peers.request(url, method, target, [*kept, self._mark], body, timeout_s)
+        signed = self._signed()
+        dropped = _HOP | {name for name, _ in signed}
+        kept = [(name, value) for name, value in headers if name not in dropped]
+        return await self.peers.request(url, method, target, [*kept, *signed], body, timeout_s)
 
     # ---- producing
 
@@ -70,11 +93,14 @@ class Forwarding:
         payload: Payload,
         request: Request | None,
         done: Callable[[Stored | TidewaterError], None],
+        *,
+        as_worker: bool = False,
     ) -> None:
         """Have messages stored by their partition's owner; `done` is called once, later."""
         if not partition.remote_url:
             partition.ready()  # raises why not
-        self._spawn(self._produce(topic, partition, payload, request, done))
+        signed = self._signed(as_worker)
+        self._spawn(self._produce(topic, partition, payload, request, done, signed))
 
     async def _produce(
         self,
@@ -83,8 +109,9 @@ class Forwarding:
         payload: Payload,
         request: Request | None,
         done: Callable[[Stored | TidewaterError], None],
+        signed: list[tuple[bytes, bytes]],
     ) -> None:
-        headers = [self._mark, (b"content-type", ARROW)]
+        headers = [*signed, (b"content-type", ARROW)]
         if request is not None:
             headers.append((b"tidewater-producer", request.producer.encode("latin-1")))
             headers.append((b"tidewater-sequence", b"%d" % request.sequence))
@@ -125,11 +152,13 @@ class Forwarding:
             owner=partition.owner, is_elsewhere=True,
         )  # fmt: skip
 
-    async def flush(self, topic: Topic, timeout_s: float) -> list[dict[str, Any]]:
+    async def flush(
+        self, topic: Topic, timeout_s: float, *, as_worker: bool = False
+    ) -> list[dict[str, Any]]:
         """Have all other owners of a topic's partitions flush; return their answers."""
         target = f"/v1/{topic.name}/flush?timeout_ms={int(timeout_s * 1000)}"
         calls = [
-            self.call(url, "POST", target, timeout_s=timeout_s + DESCRIBE_S)
+            self.call(url, "POST", target, timeout_s=timeout_s + DESCRIBE_S, as_worker=as_worker)
             for url in self._urls(topic)
         ]
         return list(await asyncio.gather(*calls))
@@ -159,6 +188,11 @@ class Forwarding:
                     if one.get("state") not in ("elsewhere", "away"):
                         found[one["partition"]] = one
         return found
+
+    def forget(self, topic: str) -> None:
+        """Keep nothing about a topic that is gone."""
+        for key in [key for key in self._turns if key[0] == topic]:
+            del self._turns[key]
 
     async def close(self) -> None:
         """Hang up."""

@@ -1,9 +1,10 @@
 """HTTP/1.1 from worker to worker: pooled keep-alive connections, every wait bounded."""
 
 import asyncio
+import ssl
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
@@ -55,6 +56,7 @@ class _Connection:
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request and read the head of its answer."""
         self.headers, self.has_head, self.is_complete = [], False, False
+        self._chunks.clear()  # of an answer that nobody read to its end
         self._parser = httptools.HttpResponseParser(self)
         self.writer.writelines((head, body))
         await self.writer.drain()
@@ -102,7 +104,9 @@ class Reply:
 class Peers:
     """Connections to other workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self.tls = tls or ssl.create_default_context
+        """What a new connection to an `https://` address is checked with."""
         self._idle: dict[str, deque[_Connection]] = defaultdict(deque)
 
     async def request(
@@ -145,10 +149,12 @@ class Peers:
                 return connection
             connection.writer.close()
         address = urlsplit(url)
+        tls = self.tls() if address.scheme == "https" else None
+        port = address.port or (443 if tls else 80)
         try:
             async with asyncio.timeout(CONNECT_S):
                 pair = await asyncio.open_connection(
-                    address.hostname, address.port, limit=4 * READ_BYTES
+                    address.hostname, port, limit=4 * READ_BYTES, ssl=tls
                 )
         except (OSError, TimeoutError) as error:
             said = str(error) or type(error).__name__

@@ -1,28 +1,46 @@
 """Taking, draining and letting go of partitions: the registry's wishes become open logs.
 
 Every change of the registry, every loss of the session and every failed attempt lead to the same
-round: look at each partition, `plan.decide`, do it.
+round: look at each partition, `plan.decide`, do it. What takes longer (a log to be recovered, a
+table or another worker to be asked) goes on beside the next rounds: one partition that waits never
+stands in the way of another.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from tidewater_coordination.port import (
+    Coordination,
+    Gap,
+    Ownership,
+    RegisteredTopic,
+    Registry,
+    WorkerInfo,
+)
+from tidewater_coordination.rules import is_of
 from tidewater_core.clock import IdSource
+from tidewater_core.crd.topic import DeletionPolicy
 from tidewater_core.errors import Corrupt, Fenced, Retryable, TidewaterError
 from tidewater_core.names import log_path
+from tidewater_worker.cluster.epochs import TableEpochs
 from tidewater_worker.cluster.handover import Handover, discard, leave, receive, resume
+from tidewater_worker.cluster.leaving import Leaving, deleting
 from tidewater_worker.cluster.plan import Action, decide, next_after_gap
-from tidewater_worker.coordination.port import Coordination, Gap, Ownership, Registry, WorkerInfo
-from tidewater_worker.coordination.rules import is_of
 from tidewater_worker.log.recover import Recovered, recover
 from tidewater_worker.partition import DirectoryLock, Partition
-from tidewater_worker.ports import PartitionState
+from tidewater_worker.ports import PartitionState, Phase
 from tidewater_worker.topic import Topic
-from tidewater_worker.volume import Drained, clear_drained, read_drained, volume_id
+from tidewater_worker.volume import (
+    Drained,
+    clear_drained,
+    clear_earlier_life,
+    read_drained,
+    volume_id,
+)
 
 if TYPE_CHECKING:
     from tidewater_worker.node import Node
@@ -30,10 +48,15 @@ if TYPE_CHECKING:
 OPENING_AT_ONCE: Final = 16
 ROUND_S: Final = 1.0
 """A round is made at least this often: a lost session has to be noticed by time alone."""
+JOIN_S: Final = 0.5
 RETRY_S: Final = 2.0
 RETRY_DAMAGE_S: Final = 30.0
 """Before a log that needs a person is looked at again."""
 DRAIN_S: Final = 60.0
+TOGETHER_S: Final = 1.0
+"""How long a round waits for what it began: the table process hears of all of it at once."""
+Work: TypeAlias = Coroutine[None, None, bool]
+"""Something about a partition; it tells if what we own has changed."""
 log = logging.getLogger(__name__)
 
 
@@ -46,16 +69,37 @@ class Owning:
         self.me = WorkerInfo(node.settings.worker_id)
         self._node, self._coordination, self._ids = node, coordination, ids
         self._opening = asyncio.Semaphore(OPENING_AT_ONCE)
+        self.leaving = Leaving(node, coordination)
+        self.refused: dict[str, TidewaterError] = {}
+        """Topics whose registered spec is not served, and why."""
+        self.taken = self.drained = 0
+        """Partitions opened and let go since the start."""
+        self._epochs = TableEpochs(node.link)
         self._session = ""
         self._retry = False
+        self._under_way: set[asyncio.Task[bool]] = set()
 
     async def start(self, url: str, flight_url: str) -> None:
         """Join the other workers and take what is ours."""
         settings = self._node.settings
         volume = await asyncio.to_thread(volume_id, settings.log_root, self._ids)
         self.me = WorkerInfo(settings.worker_id, url, flight_url, volume)
-        await self._coordination.start(self.me, settings.session_ttl.seconds)
+        await self._join(settings.session_ttl.seconds)
         await self._round()
+
+    async def _join(self, ttl_s: float) -> None:
+        """Open the session; wait for a store that is away, and for another of our name to go."""
+        said = ""
+        while True:
+            try:
+                await self._coordination.start(self.me, ttl_s)
+            except (Retryable, Fenced) as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("this worker waits to join: %s", said)
+                await asyncio.sleep(JOIN_S)
+            else:
+                return
 
     async def watch(self) -> None:
         """Follow the registry for ever."""
@@ -68,37 +112,91 @@ class Owning:
             except (OSError, TidewaterError) as error:
                 log.warning("a round over the registry failed: %s", error)
                 await asyncio.sleep(ROUND_S)
+            except Exception:
+                # Whatever it is, a worker that no longer follows the registry is worse.
+                log.exception("a round over the registry failed")
+                await asyncio.sleep(ROUND_S)
 
     async def _round(self) -> None:
         self._session = self._coordination.session
         self.registry = registry = await self._coordination.registry()
         self._retry = False
-        work = []
-        for registered in registry.topics.values():
-            try:
-                topic = self._node.sync_topic(registered)
-            except TidewaterError as error:
-                # One bad topic never stands in the way of another.
-                log.warning("topic %s: %s", registered.topic, error)
-                continue
+        self._forget_gone(registry)
+        self.refused.clear()
+        await self.leaving.sweep_once(registry)
+        topics = [topic for topic in map(self._synced, registry.topics.values()) if topic]
+        if self._node.topics_changed:
+            self._node.topics_changed = False
+            self._node.link.assign()  # who opens a partition asks for its table
+        for topic in topics:
             for partition in topic.partitions.values():
-                work.append(self._tend(topic, partition))
-        changed = await asyncio.gather(*work)
+                if (work := self._tend(topic, partition)) is not None:
+                    self._begin(partition, work)
+        self._note_spread()  # now: requests must not wait for what takes longer
+        await self._wait_for_work()
+        self._note_spread()
+        if self.leaving.drop_tables(registry):
+            self._retry = True
+
+    def _note_spread(self) -> None:
         for topic in self._node.topics.values():
             topic.is_spread = any(part.is_elsewhere for part in topic.partitions.values())
-        if any(changed) or self._node.topics_changed:
-            self._node.topics_changed = False
-            self._node.link.assign()
 
-    async def _tend(self, topic: Topic, partition: Partition) -> bool:
-        """Do what is to be done about a partition; tell if what we own has changed."""
+    def _forget_gone(self, registry: Registry) -> None:
+        for name, topic in list(self._node.topics.items()):
+            registered = registry.topics.get(name)
+            # Another uuid: it went and was made again between two rounds.
+            if registered is None or registered.uuid != str(topic.uuid):
+                self.leaving.forget(topic)
+
+    def _synced(self, registered: RegisteredTopic) -> Topic | None:
+        try:
+            topic = self._node.sync_topic(registered)
+        except TidewaterError as error:
+            # One bad topic never stands in the way of another.
+            log.warning("topic %s: %s", registered.topic, error)
+            self.refused[registered.topic] = error
+            return None
+        if topic.refused is not None:
+            self.refused[registered.topic] = topic.refused
+        return topic
+
+    def _begin(self, partition: Partition, work: Work) -> None:
+        """Do something about a partition, and nothing else until that is done."""
+
+        async def busily() -> bool:
+            try:
+                return await work
+            except Exception:
+                log.exception("%s partition %s", partition.topic, partition.number)
+                self._retry = True
+                return True
+            finally:
+                partition.is_busy = False
+
+        partition.is_busy = True
+        self._under_way.add(self._node.spawn(busily()))
+
+    async def _wait_for_work(self) -> None:
+        """Give what was begun a moment, and tell the table process what is open by then."""
+        if not self._under_way:
+            return
+        done, self._under_way = await asyncio.wait(self._under_way, timeout=TOGETHER_S)
+        if any(task.result() for task in done):
+            self._node.link.assign()
+        if self._under_way:
+            self._retry = True
+
+    def _tend(self, topic: Topic, partition: Partition) -> Work | None:
+        """Return what is to be done about a partition, if anything is."""
         name, number = partition.topic, partition.number
         owner = self.registry.owners.get(name, {}).get(number)
         if partition.is_busy:
-            return False
+            self._retry = True  # what has changed for it must be looked at when it is done
+            return None
         holds = partition.appender is not None
         if holds and (owner is None or owner.epoch < partition.epoch):
-            return await self._renew(partition)  # the registry has yet to hear of us
+            return self._renew(partition)  # the registry has yet to hear of us
         partition.owner = owner
         action = decide(
             self.me,
@@ -106,24 +204,25 @@ class Owning:
             owner,
             self.registry.workers,
             holds=holds,
+            assigned_only=self._node.settings.assigned_only,
+            deleting=topic.is_deleting,
         )
         if partition.drained is not None:
             action = Action.DRAIN  # half done: it must be let go before anybody can have it
         partition.is_elsewhere = action is Action.LEAVE
         match action:
             case Action.KEEP:
-                return await self._renew(partition)
+                return self._renew(partition) if partition.session != self._session else None
             case Action.OPEN:
-                return await self._open(topic, partition)
+                return self._open(topic, partition) if self._may_open(partition) else None
             case Action.DRAIN:
                 partition.is_busy = True
                 self._node.spawn(self._drain(topic, partition))
             case Action.LEAVE if partition.appender is not None:
-                await self._leave(partition, owner)
-                return True
+                return self._leave(partition, owner)
             case Action.LEAVE:
-                partition.refusal = _refusal(partition, owner)
-        return False
+                partition.refusal = _refusal(topic, partition, owner)
+        return None
 
     # ---- taking
 
@@ -148,12 +247,14 @@ class Owning:
         partition.epoch, partition.session = grant.epoch, session
         return True
 
+    def _may_open(self, partition: Partition) -> bool:
+        if self._session and self._node.clock.monotonic() >= partition.retry_at:
+            return True
+        self._retry = True
+        return False
+
     async def _open(self, topic: Topic, partition: Partition) -> bool:
         now = self._node.clock.monotonic()
-        if now < partition.retry_at or not self._session:
-            self._retry = True
-            return False
-        partition.is_busy = True
         try:
             async with self._opening:
                 await self._take(topic, partition)
@@ -167,18 +268,23 @@ class Owning:
             partition.retry_at = now + (RETRY_DAMAGE_S if damaged else RETRY_S)
             self._retry = True
             return False
-        finally:
-            partition.is_busy = False
         return True
 
     async def _take(self, topic: Topic, partition: Partition) -> None:
         node, number, session = self._node, partition.number, self._session
         directory = log_path(node.settings.log_root, topic.name, number)
         partition.lock = DirectoryLock(directory)
+        is_first = partition.owner is None
+        await asyncio.to_thread(clear_earlier_life, directory, topic.uuid, is_first=is_first)
         recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
         await self._refuse_stale(partition, partition.owner, recovered)
-        grant = await self._coordination.acquire(partition.topic, number)
+        above = await self._epochs.of(partition.topic, number) if is_first else 0
+        grant = await self._coordination.acquire(partition.topic, number, above)
         previous = grant.previous
+        if previous is None and topic.is_deleting:
+            # Too late for a first owner: nothing may make a table that was dropped meanwhile.
+            await self._coordination.release(partition.topic, number, grant.epoch, 0)
+            raise deleting(partition.topic)
         try:
             await self._refuse_stale(partition, previous, recovered)
             recovered = await self._come_after(partition, previous, recovered, grant.epoch)
@@ -196,6 +302,9 @@ class Owning:
         appender = node.make_appender(topic, partition, recovered)
         appender.may_append = self._may_append(partition)
         partition.begin(appender, grant.epoch, session)
+        self.taken += 1
+        age_s = (node.clock.now_us() - recovered.last_time_us) / 1e6
+        partition.pulse.begin(appender, node.clock.monotonic(), age_s)
         node.spawn(partition.open_when_known())
 
     def _may_append(self, partition: Partition) -> "_MayAppend":
@@ -248,7 +357,7 @@ class Owning:
             )  # fmt: skip
             return Recovered()
         target = f"/v1/{partition.topic}/partitions/{partition.number}/handover"
-        answer = await self._node.forwarding.call(last.url, "GET", target)
+        answer = await self._node.forwarding.call(last.url, "GET", target, as_worker=True)
         handover = msgspec.convert(answer, Handover)
         return await asyncio.to_thread(receive, directory, handover)
 
@@ -272,10 +381,11 @@ class Owning:
 
     # ---- letting go
 
-    async def _leave(self, partition: Partition, owner: Ownership | None) -> None:
+    async def _leave(self, partition: Partition, owner: Ownership | None) -> bool:
         there = "nobody" if owner is None else f"worker {owner.worker_id!r}, epoch {owner.epoch}"
         error = Fenced("Fenced", f"{partition.topic} partition {partition.number} has {there}")
         await self._close(partition, error)
+        return True
 
     async def _close(self, partition: Partition, refusal: TidewaterError) -> None:
         log.warning("%s partition %s is let go: %s", partition.topic, partition.number, refusal)
@@ -290,20 +400,24 @@ class Owning:
             drained = partition.drained
             self._node.link.assign()  # the table process is done with it
             appender = partition.readable()
-            note = Drained(drained, partition.epoch, appender.last_time_us)
+            note = Drained(drained, partition.epoch, appender.last_time_us, str(topic.uuid))
             await asyncio.to_thread(leave, partition.directory, note, appender.producers)
             await self._coordination.release(
                 partition.topic, partition.number, partition.epoch, drained
             )
-            await partition.close(_refusal(partition, partition.owner))
-            partition.owner = None  # not us any more: we would forward to ourselves
+            await partition.close(_refusal(topic, partition, partition.owner))
+            # Not us any more: we would forward to ourselves. The next one may be there by now.
+            latest = self.registry.owners.get(partition.topic, {}).get(partition.number)
+            is_next = latest is not None and latest.epoch > partition.epoch
+            partition.owner = latest if is_next else None
             partition.is_elsewhere = topic.is_spread = True
             # A round that is under way still takes it for ours.
             partition.retry_at = self._node.clock.monotonic() + RETRY_S
+            self.drained += 1
             log.info("%s partition %s: drained at %s", topic.name, partition.number, drained)
         except (TidewaterError, OSError) as error:
             log.warning("%s partition %s is not drained: %s", topic.name, partition.number, error)
-            if partition.drained is None:
+            if partition.drained is None and not topic.is_deleting:
                 partition.refusal = None  # go on; the next round tries again
             await asyncio.sleep(RETRY_S)
             self._retry = True
@@ -311,11 +425,20 @@ class Owning:
             partition.is_busy = False
 
     async def _flush_out(self, topic: Topic, partition: Partition) -> int:
-        appender = partition.ready()
-        partition.refusal = Retryable(
-            "PartitionMoving",
-            f"{partition.topic} partition {partition.number} is going to another worker", 300,
-        )  # fmt: skip
+        if topic.is_deleting:
+            partition.refusal = deleting(partition.topic)
+            appender = partition.readable()
+            if _needs_no_table(topic, partition):
+                await appender.settle()
+                return appender.next_offset
+            if not partition.is_open:
+                raise Retryable("PartitionOpening", "the table's frontier is not known yet")
+        else:
+            appender = partition.ready()
+            partition.refusal = Retryable(
+                "PartitionMoving",
+                f"{partition.topic} partition {partition.number} is going to another worker", 300,
+            )  # fmt: skip
         await appender.settle()
         await appender.make_durable()
         end = appender.durable_end
@@ -325,6 +448,18 @@ class Owning:
         if result.frontier.get(partition.number) != end:
             raise Retryable("NotDrained", f"the table stands at {result.frontier}, not at {end}")
         return end
+
+
+def _needs_no_table(topic: Topic, partition: Partition) -> bool:
+    """Tell whether a partition of a topic that is deleted can be let go as it is.
+
+    An empty log has nothing to bring. And where the table goes too, one that takes no rows any
+    more (it was dropped already, say) must not keep the topic alive.
+    """
+    if not partition.readable().segments:
+        return True
+    goes = topic.spec.deletion_policy is DeletionPolicy.DELETE
+    return goes and partition.table.state is Phase.STOPPED
 
 
 class _MayAppend:
@@ -345,8 +480,10 @@ class _MayAppend:
         )
 
 
-def _refusal(partition: Partition, owner: Ownership | None) -> TidewaterError:
+def _refusal(topic: Topic, partition: Partition, owner: Ownership | None) -> TidewaterError:
     """Say why a partition that is not ours takes no message here."""
+    if topic.is_deleting:
+        return deleting(partition.topic)
     where = f"{partition.topic} partition {partition.number}"
     if owner is not None and owner.is_live:
         return Retryable("OwnedElsewhere", f"{where} is on worker {owner.worker_id!r}", 300)

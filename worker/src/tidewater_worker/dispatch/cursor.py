@@ -3,18 +3,24 @@
 Everything below `next` is acknowledged, and the ranges beyond it. Ranges are sorted, not empty,
 do not touch each other and begin past `next`: there is one way to write each set of offsets.
 
-    stored := {"v":1, "next":n, "beyond":[gap, run, gap, run …], …}
+    stored := {"v":1, "next":n, "beyond":[gap, run, gap, run …], "failed":[gap, times, …], …}
 
 `gap` counts the offsets that are open before a run of `run` acknowledged ones: small numbers,
-however large the offsets are. The other fields say what the progress belongs to.
+however large the offsets are. `failed` says how often deliveries of open messages have failed,
+each `gap` offsets after the one before it. The other fields say what the progress belongs to.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Final
 
 import msgspec
 
 from tidewater_core.errors import Corrupt
+
+FAILURES_MAX: Final = 1_000
+"""Messages of a partition whose failed deliveries are stored."""
 
 
 class Cursor:
@@ -135,6 +141,8 @@ class Progress(msgspec.Struct, frozen=True):
     """The resetToken that was acted on last."""
     snapshot: int | None = None
     """The table's snapshot when this was stored: a hint for people, never used to read."""
+    failed: list[int] = []
+    """gap, times, gap, times, … from `next` on: failed deliveries of messages that are open."""
     v: int = 1
 
 
@@ -160,6 +168,28 @@ def decode_ranges(next_offset: int, numbers: list[int]) -> Cursor:
         cursor._starts.append(start)
         cursor._ends.append(at)
     return cursor
+
+
+def encode_failures(next_offset: int, failures: Mapping[int, int]) -> list[int]:
+    """Write how often deliveries failed, by offset; past the bound those that failed least go."""
+    kept = list(failures.items())
+    if len(kept) > FAILURES_MAX:
+        kept = sorted(kept, key=lambda item: (-item[1], item[0]))[:FAILURES_MAX]
+    numbers: list[int] = []
+    at = next_offset
+    for offset, times in sorted(kept):
+        numbers += (offset - at, times)
+        at = offset
+    return numbers
+
+
+def decode_failures(next_offset: int, numbers: list[int]) -> dict[int, int]:
+    """Read what `encode_failures` wrote."""
+    gaps, times = numbers[::2], numbers[1::2]
+    if len(gaps) != len(times) or min(gaps, default=0) < 0 or min(times, default=1) < 1:
+        raise Corrupt("CursorCorrupt", f"a stored cursor at {next_offset} has impossible counts")
+    offsets = list(accumulate(gaps, initial=next_offset))[1:]
+    return dict(zip(offsets, times, strict=True))
 
 
 def decode_progress(data: bytes) -> Progress:

@@ -6,17 +6,18 @@ subscription gets it again.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 
+from tidewater_coordination.port import CursorKey
 from tidewater_core import names
-from tidewater_core.errors import Conflict, Invalid, TidewaterError
-from tidewater_worker.coordination.port import CursorKey
+from tidewater_core.errors import Conflict, Fenced, Invalid, TidewaterError
 from tidewater_worker.dispatch.cursor import Progress, decode_progress
 from tidewater_worker.dispatch.keyshared import key_hash
 from tidewater_worker.dispatch.part import Part
@@ -32,7 +33,8 @@ from tidewater_worker.schema import HEADERS_TYPE, payload_fields
 from tidewater_worker.topic import Payload, Topic
 
 if TYPE_CHECKING:
-    from tidewater_worker.dispatch.subscription import Subscription
+    from tidewater_worker.dispatch.spread import Spread
+    from tidewater_worker.dispatch.subscription import Origin, Subscription
 
 ORIGIN_TOPIC: Final = "tidewater-origin-topic"
 ORIGIN_PARTITION: Final = "tidewater-origin-partition"
@@ -44,6 +46,7 @@ BURY_MAX: Final = 500
 """Dead letters stored in one go."""
 _PAYLOAD_AT: Final = 5
 """Columns of the table's schema before what the producer sent."""
+log = logging.getLogger(__name__)
 
 
 class DeadLetters:
@@ -51,6 +54,33 @@ class DeadLetters:
 
     def __init__(self, node: Node, store: ProgressStore, port: ProgressPort) -> None:
         self._node, self._store, self._port = node, store, port
+
+    async def bury_all(self, subscription: "Subscription", part: Part, target: str) -> None:
+        """Put dead messages into the dead-letter topic, or let them live on if that fails."""
+        key = CursorKey(subscription.name, subscription.topic_name, part.number)
+        try:
+            while part.delivery.dead and part.is_current:
+                try:
+                    buried = await self.bury(subscription, part, target)
+                except TidewaterError as error:
+                    log.warning("%s: no dead letters into %s: %s", subscription.name, target, error)
+                    part.error = error
+                    for offset in list(part.delivery.dead):
+                        part.delivery.revive(offset, self._node.clock.monotonic())
+                    break
+                for offset in buried:
+                    part.delivery.bury(offset)
+                part.dead_lettered += len(buried)
+                with suppress(Fenced):
+                    await self._store.save({key: part.encode})
+        except TidewaterError as error:
+            # In memory they are buried; the store gets it with the next write.
+            log.warning(
+                "%s: progress of dead letters is not stored yet: %s", subscription.name, error
+            )
+        finally:
+            part.is_burying = False
+            subscription.notify()
 
     async def bury(self, subscription: "Subscription", part: Part, target: str) -> list[int]:
         """Store dead messages of a partition; return those that are durable there now."""
@@ -85,7 +115,7 @@ class DeadLetters:
             done = partial(_resolve, future)
             partition = topic.partition(number)
             if topic.is_elsewhere(number):
-                self._node.forwarding.produce(topic, partition, rows, None, done)
+                self._node.forwarding.produce(topic, partition, rows, None, done, as_worker=True)
                 continue
             submission = Submission(rows, size, done)
             appender = partition.ready()
@@ -95,22 +125,24 @@ class DeadLetters:
 
     # ---- and back
 
-    async def replay(self, subscription: "Subscription", limit: int) -> dict[str, int]:
-        """Deliver the subscription's next dead letters again; count what was found."""
-        target = subscription.spec.dead_letter
-        if target is None:
-            raise Conflict("NoDeadLetters", f"{subscription.name} has no deadLetter topic")
-        topic = self._node.topic(subscription.name.partition("/")[0], target.topic)
+    async def replay(self, subscription: "Spread", limit: int) -> dict[str, int]:
+        """Deliver the subscription's next dead letters again; count what was found.
+
+        Only the dead letters that are here; their originals may be anywhere.
+        """
+        topic = self.topic(subscription)
         name = str(topic.name)
         stored = await self._port.load_cursors(subscription.name, name)
-        replayed = expired = 0
+        replayed = expired = found = 0
         for partition in list(topic.partitions.values()):
+            if partition.is_elsewhere:
+                continue
             begin = _position(stored.get(partition.number), subscription.uuid, topic, partition)
-            origins, end = await self._origins(subscription, topic, partition, begin, limit)
+            origins, end = await self._origins(subscription, topic, partition, begin, limit - found)
             if end == begin:
                 continue
             done, gone = await subscription.restore(origins)
-            replayed, expired, limit = replayed + done, expired + gone, limit - len(origins)
+            replayed, expired, found = replayed + done, expired + gone, found + len(origins)
             # After the originals: a crash in between replays some twice, and loses none.
             data = msgspec.json.encode(Progress(subscription.uuid, str(topic.uuid), end))
             epoch = partition.epoch
@@ -118,16 +150,40 @@ class DeadLetters:
             await self._store.save({key: lambda data=data, epoch=epoch: (data, epoch)})  # type: ignore[misc]
         return {"replayed": replayed, "expired": expired}
 
+    async def replay_all(self, subscription: "Spread", limit: int) -> dict[str, int]:
+        """Replay dead letters wherever they are."""
+        topic = self.topic(subscription)
+        for partition in topic.partitions.values():
+            if partition.is_elsewhere and not partition.remote_url:
+                partition.ready()  # raises who has it: better none than some, silently
+        total = await self.replay(subscription, limit)
+        for url in sorted({p.remote_url for p in topic.partitions.values()} - {""}):
+            left = limit - total["replayed"] - total["expired"]
+            if left <= 0:
+                break
+            said = await self._node.forwarding.call(
+                url, "POST", subscription.target("/replay"), msgspec.json.encode({"max": left})
+            )
+            total = {name: total[name] + said[name] for name in total}
+        return total
+
+    def topic(self, subscription: "Spread") -> Topic:
+        """Return the topic that a subscription's dead letters go to."""
+        target = subscription.spec.dead_letter
+        if target is None:
+            raise Conflict("NoDeadLetters", f"{subscription.name} has no deadLetter topic")
+        return self._node.topic(subscription.name.partition("/")[0], target.topic)
+
     async def _origins(
         self,
-        subscription: "Subscription",
+        subscription: "Spread",
         topic: Topic,
         partition: Partition,
         begin: int,
         limit: int,
-    ) -> tuple[list[tuple[int, int, int | None]], int]:
+    ) -> tuple[list["Origin"], int]:
         """Return where dead letters came from, and the offset after the last one looked at."""
-        origins: list[tuple[int, int, int | None]] = []
+        origins: list[Origin] = []
         end = begin
         if limit <= 0 or begin >= partition.readable().end:
             return origins, end
@@ -156,9 +212,9 @@ def _resolve(future: "asyncio.Future[Stored]", result: Stored | TidewaterError) 
         future.set_result(result)
 
 
-def _origin(headers: Mapping[str, str], subscription: "Subscription") -> tuple[int, int] | None:
+def _origin(headers: Mapping[str, str], subscription: "Spread") -> tuple[int, int] | None:
     mine = (headers.get(SUBSCRIPTION), headers.get(ORIGIN_TOPIC))
-    if mine != (subscription.name, subscription.topic_name):
+    if mine != (subscription.name, subscription.local.topic_name):
         return None
     numbers = (headers.get(ORIGIN_PARTITION, ""), headers.get(ORIGIN_OFFSET, ""))
     if not all(text.isascii() and text.isdigit() for text in numbers):

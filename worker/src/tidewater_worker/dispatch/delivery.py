@@ -18,7 +18,7 @@ another that does not come for them (the order within a key holds all the same).
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -87,6 +87,7 @@ class Delivery:
         owner: Callable[[int], str | None],
         window_max: int = WINDOW_MAX,
         first_lease: int = 0,
+        failures: Mapping[int, int] | None = None,
     ) -> None:
         self.policy = policy
         self.cursor = cursor
@@ -98,6 +99,8 @@ class Delivery:
         """How many messages each consumer holds."""
         self.dead: dict[int, str] = {}
         """Messages that were delivered too often, and what happened last."""
+        self.redeliveries = 0
+        """Deliveries that were not a message's first, since this began."""
         self._owner = owner
         self._window_max = window_max
         self._open: dict[int, _Open] = {}
@@ -110,6 +113,10 @@ class Delivery:
         self.first_lease = first_lease
         """Leases up to this were given by a delivery that this one has replaced."""
         self._lease = first_lease
+        self._failures = dict(failures or ())
+        """offset → failed deliveries, also of messages that are not fetched yet."""
+        self.has_failed = False
+        """A delivery has failed since somebody last stored that."""
 
     # ---- what there is
 
@@ -137,6 +144,13 @@ class Delivery:
         """Tell how often an open message was delivered."""
         found = self._open.get(offset)
         return found.deliveries if found else 0
+
+    def failures(self) -> dict[int, int]:
+        """Return how often deliveries failed, of messages for which one did.
+
+        One that is under way has not failed: a worker's restart is not the consumer's fault.
+        """
+        return {offset: n for offset, n in self._failures.items() if offset not in self.cursor}
 
     def next_event(self) -> float | None:
         """Return when the next deadline or delay ends; None: nothing is timed."""
@@ -173,6 +187,7 @@ class Delivery:
         """Take an acknowledgement back, so that the message is delivered again."""
         if not self.cursor.remove(offset):
             return False
+        self._failures.pop(offset, None)
         if offset < self.fetched:
             self._add(offset, key)
         return True
@@ -189,6 +204,9 @@ class Delivery:
                 group = self._groups[key] = _Group(key)
         message = _Open(offset, group)
         self._open[offset] = message
+        message.deliveries = self._failures.get(offset, 0)
+        if self._is_dead(message):
+            message.dead = self.dead[offset] = "MaxDeliveries"
         self._wait(message)
         if group is not None:
             self._queue(group)
@@ -282,6 +300,7 @@ class Delivery:
         self._lease += 1
         message.lease = self._lease
         message.deliveries += 1
+        self.redeliveries += message.deliveries > 1
         message.holder = consumer
         self.out_by[consumer] += 1
         self._set_timer(message, now + self.policy.ack_deadline_s)
@@ -387,6 +406,7 @@ class Delivery:
         self._queues.clear()
         self._loose.clear()
         self._timers.clear()
+        self._failures.clear()
 
     def reassign(self) -> None:
         """Ask `owner` anew who gets what: consumers came or went."""
@@ -400,6 +420,7 @@ class Delivery:
         offset = message.offset
         del self._open[offset]
         self.dead.pop(offset, None)
+        self._failures.pop(offset, None)
         self._forget_holder(message)
         self.cursor.add(offset, offset + 1)
         if message.group is not None:
@@ -408,8 +429,9 @@ class Delivery:
     def _give_back(self, message: _Open, now: float, reason: str, delay_s: float | None) -> None:
         """End a delivery that failed."""
         self._forget_holder(message)
-        limit = self.policy.deliveries_max
-        if limit is not None and message.deliveries >= limit:
+        self._failures[message.offset] = message.deliveries
+        self.has_failed = True
+        if self._is_dead(message):
             message.dead = self.dead[message.offset] = reason
             message.due = 0.0
             self._wait(message)
@@ -423,6 +445,10 @@ class Delivery:
         self._take_back_later(message)
         if message.group is not None:
             self._queue(message.group)
+
+    def _is_dead(self, message: _Open) -> bool:
+        limit = self.policy.deliveries_max
+        return limit is not None and message.deliveries >= limit
 
     def _take_back_later(self, message: _Open) -> None:
         """Give back what is out after a message of its group: it must not overtake it."""

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+from tidewater_coordination.port import RegisteredSubscription
 from tidewater_core.crd.subscription import SubscriptionSpec
 from tidewater_core.errors import NotFound, Retryable, TidewaterError
-from tidewater_worker.coordination.port import RegisteredSubscription
 from tidewater_worker.dispatch.bell import Bell
 from tidewater_worker.dispatch.deadletter import DeadLetters
 from tidewater_worker.dispatch.idle import Idle
@@ -47,6 +47,7 @@ class Dispatch:
     async def start(self) -> None:
         """Take the registry's subscriptions and begin to follow it."""
         self._node.state_listeners.append(self._on_state)
+        self._node.subscriptions = self.report
         version = await self._sync()
         self._tasks = [
             asyncio.create_task(self._follow(version)),
@@ -152,6 +153,10 @@ class Dispatch:
             return False
 
     # ---- what there is
+
+    def report(self) -> list[dict[str, Any]]:
+        """Count what each subscription has here, for the operator and for metrics."""
+        return [subscription.report() for subscription in self._by_name.values()]
 
     def find(self, namespace: str, topic: str, name: str) -> Spread:
         """Return a subscription with all its partitions, or raise that there is none."""

@@ -1,11 +1,16 @@
 """Serving a subscription from partitions that this worker has: where it was, or where it begins."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import SubscriptionSpec
-from tidewater_worker.coordination.port import CursorKey
-from tidewater_worker.dispatch.cursor import Cursor, decode_progress, decode_ranges
+from tidewater_worker.dispatch.cursor import (
+    Cursor,
+    decode_failures,
+    decode_progress,
+    decode_ranges,
+)
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.filtering import Mask, make_filter
 from tidewater_worker.dispatch.part import Part, policy_of
@@ -81,8 +86,9 @@ class Opener:
             return None
         cursor = decode_ranges(progress.next, progress.beyond)
         return self._make(
-            spec, topic, partition, cursor, progress.generation, wanted, progress.reset_token
-        )
+            spec, topic, partition, cursor, progress.generation, wanted, progress.reset_token,
+            failures=decode_failures(progress.next, progress.failed),
+        )  # fmt: skip
 
     async def _begin(
         self,
@@ -111,7 +117,7 @@ class Opener:
         delivery = part.delivery
         return self._make(
             spec, part.topic, part.partition, delivery.cursor, delivery.generation, wanted,
-            part.reset_token, delivery.last_lease,
+            part.reset_token, delivery.last_lease, delivery.failures(),
         )  # fmt: skip
 
     def _make(
@@ -124,11 +130,12 @@ class Opener:
         wanted: Mask | None,
         token: str | None,
         first_lease: int = 0,
+        failures: Mapping[int, int] | None = None,
     ) -> Part:
         number = partition.number
         delivery = Delivery(
             policy_of(spec), cursor, generation, lambda key: self._owner(number, key),
-            first_lease=first_lease,
+            first_lease=first_lease, failures=failures,
         )  # fmt: skip
         window = Window(self._node, topic, partition, spec.isolation, wanted)
         return Part(topic, partition, self._uuid, delivery, window, token)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidewater_core.crd.subscription import SubscriptionSpec, SubscriptionType
 from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
-from tidewater_worker.dispatch.cursor import Progress, encode_ranges
+from tidewater_worker.dispatch.cursor import Progress, encode_failures, encode_ranges
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
 from tidewater_worker.dispatch.window import Piece, Window
@@ -79,7 +79,10 @@ class Part:
         """The topic's spec that batches are read by."""
         self.error: TidewaterError | None = None
         """Why the last look at it gave nothing."""
+        self.dead_lettered = 0
+        """Messages put into the dead-letter topic since this began."""
         self._uuid = uuid
+        self._fetching: asyncio.Task[bool] | None = None
 
     @property
     def number(self) -> int:
@@ -110,8 +113,14 @@ class Part:
             delivery.generation,
             self.reset_token,
             state.snapshot_id if state else None,
+            encode_failures(delivery.cursor.next, delivery.failures()),
         )
         return msgspec.json.encode(progress), self.epoch
+
+    async def close(self) -> None:
+        """Let go of what was read, once nothing is being fetched."""
+        async with self.lock:
+            await self.window.close()
 
     # ---- out
 
@@ -138,6 +147,17 @@ class Part:
                 self.delivery.release(consumer, rest)
         return [self._delivered(piece) for piece in pieces]
 
+    async def has_for(
+        self, consumer: str, limit: Callable[[], int], now: Callable[[], float]
+    ) -> bool:
+        """Tell whether there is a message for a consumer; none is given to it."""
+        leases: list[Leased] = []
+        try:
+            await self._lease(leases, consumer, limit, now)
+        finally:
+            self.delivery.release(consumer, [leased.offset for leased in leases])
+        return bool(leases)
+
     async def _lease(
         self,
         leases: list[Leased],
@@ -153,20 +173,35 @@ class Part:
             if left <= 0 or scanned >= SCAN_ROWS_MAX or delivery.fetch_at >= self.window.end:
                 return
             before = delivery.fetched
-            async with self.lock:
-                # Somebody else may have fetched while this one waited.
-                if delivery.fetched == before and not await self._fetch(left, bool(leases)):
-                    return
+            if not await self._fetch(left, bool(leases)):
+                return
             scanned += delivery.fetched - before
             await asyncio.sleep(0)
 
     async def _fetch(self, left: int, has_some: bool) -> bool:
+        """Fetch, or wait for a fetch that is under way.
+
+        It goes on when the consumer that asked for it is gone: one that waits at several owners
+        and is served by the quickest would else begin a slow read again and again.
+        """
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch_once(left))
+            self._fetching.add_done_callback(self._fetched)
         try:
-            return await self.window.fetch(self.delivery, left)
+            return await asyncio.shield(self._fetching)
         except TidewaterError:
             if has_some:
                 return False  # the next pull, which has nothing to give, says why
             raise
+
+    async def _fetch_once(self, want: int) -> bool:
+        async with self.lock:
+            return await self.window.fetch(self.delivery, want)
+
+    def _fetched(self, task: "asyncio.Task[bool]") -> None:
+        self._fetching = None
+        if not task.cancelled():
+            task.exception()  # whoever waits is told; if nobody does, the next one is
 
     async def _payloads(self, leases: Sequence[Leased], bytes_max: int) -> tuple[list[Piece], int]:
         pieces: list[Piece] = []
@@ -206,6 +241,17 @@ class Part:
         return ack_id.lease
 
     # ---- status
+
+    def oldest_us(self) -> int | None:
+        """Return about when the oldest message came that is not acknowledged; None: there is none.
+
+        By the log's index: as old as the log's first message if it is older than the log.
+        """
+        first, appender = self.delivery.cursor.next, self.partition.appender
+        if appender is None or first >= self.window.end:
+            return None
+        held = [segment for segment in appender.segments if segment.end_offset > first]
+        return held[0].index.time_of(first) if held else None
 
     def status(self) -> dict[str, object]:
         """Describe it for people and programs."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from tidewater_worker.coordination.port import CursorKey, Registry
+from tidewater_coordination.port import CursorKey, Registry
 
 
 class ProgressPort(Protocol):

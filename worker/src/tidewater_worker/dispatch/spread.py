@@ -1,8 +1,10 @@
 """A subscription of a topic whose partitions are spread over workers: any worker serves all of it.
 
-Each owner delivers the messages of its partitions and keeps their progress. Whoever is asked takes
-what is here, asks the other owners for what they have, and sends acks to where a message came from.
-A forwarded request is never forwarded again. Consumers that ask the owners themselves save a step.
+Each owner delivers the messages of its partitions and keeps their progress. Whoever is asked waits
+at all owners at once until one has news for the consumer, pulls there, and sends acks to where
+a message came from. Waiting takes no message along, so it can be broken off at any moment; what is
+pulled for a consumer that went away meanwhile is given back. A forwarded request is never forwarded
+again. Consumers that ask the owners themselves save a step.
 """
 
 import asyncio
@@ -13,23 +15,19 @@ import msgspec
 import pyarrow as pa
 
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import (
-    Conflict,
-    Invalid,
-    OutcomeUnknown,
-    Retryable,
-    TidewaterError,
-)
+from tidewater_core.errors import Invalid, OutcomeUnknown, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.part import Delivered
 from tidewater_worker.dispatch.report import Refusal, Report
-from tidewater_worker.dispatch.subscription import Subscription
+from tidewater_worker.dispatch.subscription import Origin, Subscription
 from tidewater_worker.node import Node
 from tidewater_worker.topic import Topic
 
-POLL_S: Final = 0.25
-"""How often a waiting consumer's worker asks the other owners."""
+ROUND_S: Final = 2.0
+"""How long the owners are waited for before looking anew who they are."""
 CALL_S: Final = 10.0
+GRACE_S: Final = 5.0
+"""How much longer than asked for an owner may take to say that it has nothing."""
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 HERE: Final = ""
 
@@ -40,12 +38,18 @@ class Spread:
     def __init__(self, node: Node, local: Subscription) -> None:
         self.local = local
         self._node = node
-        self._turn = 0
+        self._touched: dict[str, str] = {}
+        """Who gives a sign of life with this request: told to the other owners."""
 
     @property
     def name(self) -> str:
         """`namespace/name`."""
         return self.local.name
+
+    @property
+    def uuid(self) -> str:
+        """Its identity."""
+        return self.local.uuid
 
     @property
     def spec(self) -> SubscriptionSpec:
@@ -71,7 +75,8 @@ class Spread:
                 urls[partition.remote_url] = None
         return list(urls) or [HERE]
 
-    def _target(self, verb: str = "") -> str:
+    def target(self, verb: str = "") -> str:
+        """Return the path of a call of this subscription."""
         short = self.name.partition("/")[2]
         return f"/v1/{self.local.topic_name}/subscriptions/{short}{verb}"
 
@@ -85,56 +90,123 @@ class Spread:
         deadline = now() + wait_s
         while True:
             owners = self._owners()
+            left = max(deadline - now(), 0.0)
             if owners == [HERE]:
-                left = max(deadline - now(), 0.0)
                 return await self.local.pull(consumer, limit, left, bytes_max)
-            found = await self._ask_all(owners, consumer, limit, bytes_max)
-            left = deadline - now()
-            if found or left <= 0:
+            found = await self._pull_ready(owners, consumer, limit, min(left, ROUND_S), bytes_max)
+            if found or now() >= deadline:
                 return found
-            if HERE in owners:
-                found = await self.local.pull(consumer, limit, min(left, POLL_S), bytes_max)
-                if found:
-                    return found
-            else:
-                await asyncio.sleep(min(left, POLL_S))
 
-    async def _ask_all(
-        self, owners: list[str], consumer: str, limit: int, bytes_max: int
+    async def _pull_ready(
+        self, owners: list[str], consumer: str, limit: int, wait_s: float, bytes_max: int
     ) -> list[Delivered]:
-        if self.spec.type is not SubscriptionType.EXCLUSIVE:
-            # Exclusive: always the same one first, so that all agree who was first.
-            self._turn += 1
-            at = self._turn % len(owners)
-            owners = owners[at:] + owners[:at]
+        """Pull from the first owner that has something."""
+        if self.spec.type is SubscriptionType.EXCLUSIVE:
+            await self._claim(owners, consumer)
+        self.local.turn += 1
+        at = self.local.turn % len(owners)
+        asked = {
+            asyncio.create_task(self._has_news(url, consumer, wait_s)): url
+            for url in owners[at:] + owners[:at]
+        }
         errors: list[TidewaterError] = []
-        for url in owners:
-            try:
-                if url == HERE:
-                    found = await self.local.pull(consumer, limit, 0, bytes_max)
-                else:
-                    found = await self._pull_from(url, consumer, limit)
-            except (Retryable, OutcomeUnknown) as error:
-                errors.append(error)
-                continue
-            if found:
-                return found
-        if len(errors) == len(owners):
-            raise errors[0]
+        pending = set(asked)
+        try:
+            while pending and limit > 0:
+                done, pending = await asyncio.wait(pending, return_when="FIRST_COMPLETED")
+                for task in [task for task in asked if task in done]:
+                    try:
+                        if not task.result():
+                            continue
+                    except TidewaterError as error:
+                        errors.append(error)
+                        continue
+                    found = await self._pull_or_note(
+                        asked[task], consumer, limit, bytes_max, errors
+                    )
+                    if found:
+                        return found
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        _raise(errors, len(owners))
         return []
 
-    async def _pull_from(self, url: str, consumer: str, limit: int) -> list[Delivered]:
-        if limit <= 0:
+    async def _claim(self, owners: list[str], consumer: str) -> None:
+        """Be the one consumer, or raise who is: the first owner that answers decides for all."""
+        for url in owners:
+            try:
+                await self._has_news(url, consumer, 0)
+            except (Retryable, OutcomeUnknown):
+                continue
+            return
+
+    async def _has_news(self, url: str, consumer: str, wait_s: float) -> bool:
+        if url == HERE:
+            return await self.local.has_news(consumer, wait_s)
+        body = msgspec.json.encode({"consumer": consumer, "wait_ms": round(wait_s * 1000)})
+        said = await self._node.forwarding.call(
+            url, "POST", self.target("/news"), body, wait_s + GRACE_S
+        )
+        return bool(said["news"])
+
+    async def _pull_or_note(
+        self, url: str, consumer: str, limit: int, bytes_max: int, errors: list[TidewaterError]
+    ) -> list[Delivered]:
+        try:
+            return await self._pull_from(url, consumer, limit, bytes_max)
+        except OutcomeUnknown:
+            # It may hold messages for the consumer that this one never sees. Who needs their
+            # order has to know that.
+            raise
+        except TidewaterError as error:
+            errors.append(error)
             return []
+
+    async def _pull_from(
+        self, url: str, consumer: str, limit: int, bytes_max: int
+    ) -> list[Delivered]:
+        if url == HERE:
+            return await self.local.pull(consumer, limit, 0, bytes_max)
+        pulling = asyncio.ensure_future(self._pull_there(url, consumer, limit))
+        try:
+            return await asyncio.shield(pulling)
+        except asyncio.CancelledError:
+            self._node.spawn(self._nobody_hears(pulling, consumer))
+            raise
+
+    async def _pull_there(self, url: str, consumer: str, limit: int) -> list[Delivered]:
         body = msgspec.json.encode({"max": limit, "consumer": consumer})
         headers = [(b"accept", ARROW), (b"content-type", b"application/json")]
         reply = await self._node.forwarding.proxy(
-            url, "POST", self._target("/pull"), headers, body, CALL_S
+            url, "POST", self.target("/pull"), headers, body, CALL_S
         )
         data = await reply.read()
         if reply.status != 200:
             raise TidewaterError.from_json(msgspec.json.decode(data), reply.status)
         return decode_delivered(data)
+
+    async def _nobody_hears(
+        self, pulling: "asyncio.Future[list[Delivered]]", consumer: str
+    ) -> None:
+        """Give back what comes for a consumer that has gone meanwhile."""
+        try:
+            found = await pulling
+            await self.give_back(consumer, [text for piece in found for text in piece.ack_ids])
+        except TidewaterError:
+            return  # it comes back when its deadline has passed
+
+    async def give_back(self, consumer: str, ack_ids: Iterable[str]) -> None:
+        """Take back what did not reach its consumer, as if it had not been delivered."""
+        here, away = self._sort(ack_ids)
+        await self.local.give_back(consumer, here)
+        for url, ids in away.items():
+            if url:
+                body = msgspec.json.encode({"ack_ids": ids, "consumer": consumer})
+                await self._node.forwarding.call(
+                    url, "POST", self.target("/give-back"), body, CALL_S
+                )
 
     # ---- ack, nack, extend
 
@@ -183,12 +255,12 @@ class Spread:
     ) -> Report:
         """Let the other owners do their part; what cannot be done is reported by id."""
         for url, ids in away.items():
-            body = msgspec.json.encode({"ack_ids": ids, **more})
+            body = msgspec.json.encode({"ack_ids": ids, **self._touched, **more})
             try:
                 if not url:
                     raise Retryable("OwnerAway", "the owner of its partition is away", 1_000)
                 said = await self._node.forwarding.call(
-                    url, "POST", self._target(verb), body, CALL_S
+                    url, "POST", self.target(verb), body, CALL_S
                 )
             except Invalid:
                 raise
@@ -215,7 +287,7 @@ class Spread:
                 offsets.update(await self.local.seek(start))
             else:
                 said = await self._node.forwarding.call(
-                    url, "POST", self._target("/seek"), body, CALL_S
+                    url, "POST", self.target("/seek"), body, CALL_S
                 )
                 offsets.update({int(number): at for number, at in said["offsets"].items()})
         return dict(sorted(offsets.items()))
@@ -234,22 +306,36 @@ class Spread:
     async def _leave(self, url: str, consumer: str) -> None:
         body = msgspec.json.encode({"consumer": consumer})
         try:
-            await self._node.forwarding.call(url, "POST", self._target("/leave"), body, CALL_S)
+            await self._node.forwarding.call(url, "POST", self.target("/leave"), body, CALL_S)
         except TidewaterError:
             return  # it is forgotten there when its time is over
 
     def touch(self, consumer: str) -> None:
         """Note a sign of life of a consumer."""
+        self._touched = {"consumer": consumer}
         self.local.touch(consumer)
 
-    def check_replay(self) -> None:
-        """Refuse to replay where an original may be elsewhere."""
-        if self.topic.is_spread:
-            raise Conflict(
-                "TopicIsSpread",
-                "replaying needs all partitions of the topic on one worker; "
-                "read the dead-letter topic with a subscription of its own instead",
+    async def restore(self, origins: Iterable[Origin]) -> tuple[int, int]:
+        """Deliver acknowledged messages again, wherever they are; count them and the rest."""
+        topic = self.topic
+        here: list[Origin] = []
+        away: dict[str, list[Origin]] = {}
+        for origin in origins:
+            partition = topic.partitions.get(origin[0])
+            if partition is None or not partition.is_elsewhere:
+                here.append(origin)
+                continue
+            if not partition.remote_url:
+                partition.ready()  # raises who has it: none of these is replayed now
+            away.setdefault(partition.remote_url, []).append(origin)
+        restored, refused = await self.local.restore(here)
+        for url, some in away.items():
+            body = msgspec.json.encode({"origins": some})
+            said = await self._node.forwarding.call(
+                url, "POST", self.target("/restore"), body, CALL_S
             )
+            restored, refused = restored + said["restored"], refused + said["refused"]
+        return restored, refused
 
     async def status(self) -> dict[str, Any]:
         """Describe the subscription over all its owners; those away are not in it."""
@@ -258,7 +344,7 @@ class Spread:
             if url == HERE:
                 continue
             try:
-                other = await self._node.forwarding.call(url, "GET", self._target(), b"", CALL_S)
+                other = await self._node.forwarding.call(url, "GET", self.target(), b"", CALL_S)
             except TidewaterError:
                 continue
             said["partitions"] += other["partitions"]
@@ -271,6 +357,15 @@ class Spread:
             said["consumers"] = list(held.values())
         said["partitions"].sort(key=lambda part: part["partition"])
         return said
+
+
+def _raise(errors: list[TidewaterError], owners: int) -> None:
+    """Say why there is nothing, unless it passes by itself and others are fine."""
+    lasting = [error for error in errors if not isinstance(error, (Retryable, OutcomeUnknown))]
+    if lasting:
+        raise lasting[0]
+    if errors and len(errors) >= owners:
+        raise errors[0]
 
 
 def decode_delivered(data: bytes) -> list[Delivered]:

@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from tidewater_coordination.port import CursorKey
 from tidewater_core.errors import Fenced, TidewaterError
-from tidewater_worker.coordination.port import CursorKey
 from tidewater_worker.dispatch.ports import ProgressPort
 
 GROUP_MAX: Final = 100
 """Cursors in one transaction: etcd takes no more than 128 operations."""
 LAZY_S: Final = 2.0
+SOON_S: Final = 0.05
 log = logging.getLogger(__name__)
 
 Encode = Callable[[], tuple[bytes, int] | None]
@@ -50,11 +51,18 @@ class ProgressStore:
             if isinstance(result, BaseException):
                 raise result
 
-    def note(self, key: CursorKey, encode: Encode) -> None:
-        """Store this some time soon."""
+    def note(self, key: CursorKey, encode: Encode, within_s: float | None = None) -> None:
+        """Store this some time soon; nobody waits for it."""
         self._dirty[key] = encode
-        if self._task is None and self._lazy is None:
-            self._lazy = asyncio.get_running_loop().call_later(LAZY_S, self._start)
+        if self._task is not None:
+            return  # it goes along with the next write
+        loop = asyncio.get_running_loop()
+        at = loop.time() + (LAZY_S if within_s is None else within_s)
+        if self._lazy is not None and self._lazy.when() > at:
+            self._lazy.cancel()
+            self._lazy = None
+        if self._lazy is None:
+            self._lazy = loop.call_at(at, self._start)
 
     async def close(self) -> None:
         """Write what is left."""

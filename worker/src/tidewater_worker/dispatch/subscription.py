@@ -5,16 +5,17 @@ a consumer that waits wakes up for the next of them.
 """
 
 import asyncio
-import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import Fenced, Overloaded, Retryable, TidewaterError
-from tidewater_worker.coordination.port import CursorKey
+from tidewater_core.errors import Overloaded, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.bell import Bell
+from tidewater_worker.dispatch.counting import counts
 from tidewater_worker.dispatch.deadletter import DeadLetters
 from tidewater_worker.dispatch.delivery import PARTITION_KEY
 from tidewater_worker.dispatch.idle import Idle
@@ -25,7 +26,7 @@ from tidewater_worker.dispatch.part import Delivered, Part
 from tidewater_worker.dispatch.policy import Outcome
 from tidewater_worker.dispatch.report import Refusal, Report
 from tidewater_worker.dispatch.starting import start_offsets
-from tidewater_worker.dispatch.store import ProgressStore
+from tidewater_worker.dispatch.store import SOON_S, ProgressStore
 from tidewater_worker.node import Node
 from tidewater_worker.topic import Topic
 
@@ -33,7 +34,9 @@ RANGES_MAX: Final = 100_000
 """Acknowledged ranges beyond the contiguous offset; past it only the gaps can be filled."""
 RETRY_S: Final = 0.5
 """How long a waiting pull leaves a partition alone that could not be read."""
-log = logging.getLogger(__name__)
+Origin = tuple[int, int, int | None]
+"""A message that a dead letter came from: partition, offset and the place of its key."""
+_T = TypeVar("_T")
 
 
 class Subscription:
@@ -67,7 +70,8 @@ class Subscription:
         self._ring = Ring([])
         self._waiters: set[asyncio.Event] = set()
         self._opening = asyncio.Lock()
-        self._turn = 0
+        self.turn = 0
+        """Counts looks, so that each begins with another partition or owner."""
 
     @property
     def _is_exclusive(self) -> bool:
@@ -85,7 +89,7 @@ class Subscription:
     async def open(self) -> bool:
         """Serve the partitions that are here now; tell whether all that could be are open."""
         topic = self.topic
-        await self._drop_parts([p for p in self.parts.values() if not p.is_current])
+        self._drop_parts([p for p in self.parts.values() if not p.is_current])
         changed = [part for part in self.parts.values() if part.spec is not topic.spec]
         if changed:
             await self._rebuild(changed)  # the topic has other columns
@@ -99,13 +103,13 @@ class Subscription:
                     self._members_changed()
         return len(ready) == len(missing)
 
-    async def _drop_parts(self, parts: list[Part]) -> None:
+    def _drop_parts(self, parts: list[Part]) -> None:
         for part in parts:
             part.is_retired = True
             if self.parts.get(part.number) is part:
                 del self.parts[part.number]
-            async with part.lock:
-                await part.window.close()
+            # Not here: a slow read that is under way would hold up all other partitions.
+            self._node.spawn(part.close())
 
     def _key(self, part: Part) -> CursorKey:
         return self._opener.key(part)
@@ -117,7 +121,7 @@ class Subscription:
         resets = spec.reset_token is not None and spec.reset_token != before.reset_token
         parts = list(self.parts.values())
         if resets:
-            await self._drop_parts(parts)
+            self._drop_parts(parts)
             await self.open()
         else:
             await self._rebuild(parts)
@@ -169,6 +173,7 @@ class Subscription:
         now = self._node.clock.monotonic()
         for part in self.parts.values():
             part.delivery.advance(now)
+            self._note_failures(part)
         if self._members.expire(now, lambda name: bool(self._holds(name))):
             self._members_changed()
 
@@ -183,6 +188,18 @@ class Subscription:
         self, consumer: str, limit: int, wait_s: float, bytes_max: int
     ) -> list[Delivered]:
         """Return the consumer's next messages; wait for some if there are none."""
+        return await self._until(consumer, wait_s, lambda: self._take(consumer, limit, bytes_max))
+
+    async def has_news(self, consumer: str, wait_s: float) -> bool:
+        """Wait until there is something for a consumer; nothing is given to it.
+
+        For a worker that serves the consumer and asks all owners at once: whoever stops to wait
+        takes no message along.
+        """
+        return await self._until(consumer, wait_s, lambda: self._has_for(consumer))
+
+    async def _until(self, consumer: str, wait_s: float, look: Callable[[], Awaitable[_T]]) -> _T:
+        """Look again and again, until there is something or the time is over."""
         await self.open()
         self._expire_members()
         now = self._node.clock.monotonic
@@ -196,10 +213,10 @@ class Subscription:
                 while True:
                     woken.clear()
                     self._bell.watch(self.topic)
-                    delivered = await self._take(consumer, limit, bytes_max)
+                    found = await look()
                     left = deadline - now()
-                    if delivered or left <= 0:
-                        return delivered
+                    if found or left <= 0:
+                        return found
                     await self._wait(woken, left)
                     await self.open()
         finally:
@@ -219,55 +236,67 @@ class Subscription:
             async with asyncio.timeout(wait_s):
                 await woken.wait()
 
+    def _in_turn(self) -> list[Part]:
+        """Return the parts, beginning with another one each time."""
+        numbers = sorted(self.parts)
+        self.turn += 1
+        start = self.turn % len(numbers) if numbers else 0
+        return [self.parts[number] for number in numbers[start:] + numbers[:start]]
+
     async def _take(self, consumer: str, limit: int, bytes_max: int) -> list[Delivered]:
         self._expire_members()
-        numbers = sorted(self.parts)
-        self._turn += 1
-        start = self._turn % len(numbers) if numbers else 0
+        now = self._node.clock.monotonic
         delivered: list[Delivered] = []
         errors: list[TidewaterError] = []
         count = size = 0
-        for number in numbers[start:] + numbers[:start]:
-            part = self.parts.get(number)
-            if part is None or count >= limit or size >= bytes_max:
+        parts = self._in_turn()
+        for part in parts:
+            if self.parts.get(part.number) is not part or count >= limit or size >= bytes_max:
                 continue
-            found = await self._take_from(part, consumer, limit - count, bytes_max - size, errors)
+            allowed = partial(self._allowed, consumer, limit - count)
+            taking = part.take(consumer, allowed, bytes_max - size, now)
+            found = await self._look_at(part, taking, errors) or []
             delivered += found
             count += sum(len(piece.ack_ids) for piece in found)
             size += sum(piece.batch.nbytes for piece in found)
         if errors and not delivered:
-            self._raise(errors, len(numbers))
+            self._raise(errors, len(parts))
         return delivered
 
-    async def _take_from(
-        self,
-        part: Part,
-        consumer: str,
-        limit: int,
-        bytes_max: int,
-        errors: list[TidewaterError],
-    ) -> list[Delivered]:
+    async def _has_for(self, consumer: str) -> bool:
+        self._expire_members()
+        allowed, now = partial(self._allowed, consumer, 1), self._node.clock.monotonic
+        errors: list[TidewaterError] = []
+        parts = self._in_turn()
+        for part in parts:
+            if self.parts.get(part.number) is not part:
+                continue
+            if await self._look_at(part, part.has_for(consumer, allowed, now), errors):
+                return True
+        if errors:
+            self._raise(errors, len(parts))
+        return False
+
+    def _allowed(self, consumer: str, limit: int) -> int:
+        return min(limit, self.spec.max_unacked - self._holds(consumer))
+
+    async def _look_at(
+        self, part: Part, looking: Awaitable[_T], errors: list[TidewaterError]
+    ) -> _T | None:
         before = part.delivery.fetched
-        allowed = self.spec.max_unacked
         self._idle.used(part)
         try:
-            found = await part.take(
-                consumer,
-                lambda: min(limit, allowed - self._holds(consumer)),
-                bytes_max,
-                self._node.clock.monotonic,
-            )
+            found = await looking
             part.error = None
         except TidewaterError as error:
             part.error = error
             errors.append(error)
-            return []
+            return None
         if part.delivery.fetched != before:
             self.notify()  # some of it may be for others
             if self.spec.filter is not None:
                 self._store.note(self._key(part), part.encode)
-        if part.delivery.dead:
-            self._bury(part)
+        self._note_failures(part)
         return found
 
     def _raise(self, errors: list[TidewaterError], partitions: int) -> None:
@@ -299,13 +328,28 @@ class Subscription:
     async def nack(self, ack_ids: Iterable[str], delay_s: float | None) -> Report:
         """Give messages back."""
         report = Report()
+        touched: dict[CursorKey, Part] = {}
         now = self._node.clock.monotonic()
         for part, ack_id, lease in await self._parse(ack_ids, report):
             self._settle(report, ack_id, part.delivery.nack(ack_id.offset, lease, now, delay_s))
-            if part.delivery.dead:
-                self._bury(part)
+            touched[self._key(part)] = part
         self.notify()
+        failed = {key: part.encode for key, part in touched.items() if self._note_failures(part)}
+        if failed:
+            # What fails for ever must be counted over every restart. What cannot be stored now is
+            # stored with the next write.
+            with suppress(TidewaterError):
+                await self._store.save(failed)
         return report
+
+    def _note_failures(self, part: Part) -> bool:
+        """See to it that failed deliveries are counted also after a restart; tell if any are."""
+        has_failed, part.delivery.has_failed = part.delivery.has_failed, False
+        if has_failed:
+            self._store.note(self._key(part), part.encode, SOON_S)
+        if part.delivery.dead:
+            self._bury(part)
+        return has_failed
 
     async def extend(self, ack_ids: Iterable[str], deadline_s: float | None) -> Report:
         """Hold messages longer."""
@@ -349,6 +393,12 @@ class Subscription:
                 )
             )  # fmt: skip
 
+    async def give_back(self, consumer: str, ack_ids: Iterable[str]) -> None:
+        """Take back what did not reach its consumer, as if it had not been delivered."""
+        for part, ack_id, _ in await self._parse(ack_ids, Report()):
+            part.delivery.release(consumer, [ack_id.offset])
+        self.notify()
+
     # ---- seek, leave
 
     async def seek(self, start: StartFrom) -> dict[int, int]:
@@ -368,8 +418,8 @@ class Subscription:
         await self._store.save({self._key(part): part.encode for part in parts})
         return offsets
 
-    async def restore(self, origins: Iterable[tuple[int, int, int | None]]) -> tuple[int, int]:
-        """Deliver acknowledged messages (partition, offset, key) again; count them and the rest."""
+    async def restore(self, origins: Iterable[Origin]) -> tuple[int, int]:
+        """Deliver acknowledged messages again; count them and the rest."""
         await self.open()
         touched: dict[CursorKey, Part] = {}
         restored = refused = 0
@@ -405,36 +455,18 @@ class Subscription:
     # ---- dead letters
 
     def _bury(self, part: Part) -> None:
-        if not part.is_burying and self.spec.dead_letter is not None:
-            part.is_burying = True
-            self._node.spawn(self._bury_all(part))
-
-    async def _bury_all(self, part: Part) -> None:
-        """Put dead messages into the dead-letter topic, or let them live on if that fails."""
         target = self.spec.dead_letter
-        assert target is not None
-        try:
-            while part.delivery.dead and part.is_current:
-                try:
-                    buried = await self._dead_letters.bury(self, part, target.topic)
-                except TidewaterError as error:
-                    log.warning("%s: no dead letters into %s: %s", self.name, target.topic, error)
-                    part.error = error
-                    for offset in list(part.delivery.dead):
-                        part.delivery.revive(offset, self._node.clock.monotonic())
-                    break
-                for offset in buried:
-                    part.delivery.bury(offset)
-                with suppress(Fenced):
-                    await self._store.save({self._key(part): part.encode})
-        except TidewaterError as error:
-            # In memory they are buried; the store gets it with the next write.
-            log.warning("%s: progress of dead letters is not stored yet: %s", self.name, error)
-        finally:
-            part.is_burying = False
-            self.notify()
+        if not part.is_burying and target is not None:
+            part.is_burying = True
+            self._node.spawn(self._dead_letters.bury_all(self, part, target.topic))
 
     # ---- status
+
+    def report(self) -> dict[str, Any]:
+        """Count what is served here, for the operator and for metrics."""
+        self._expire_members()
+        consumers, now_us = len(self._members.names), self._node.clock.now_us()
+        return counts(self.name, self.spec.topic, consumers, self.parts.values(), now_us)
 
     async def status(self) -> dict[str, Any]:
         """Describe the subscription: how far, who, how many wait."""

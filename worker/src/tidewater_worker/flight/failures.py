@@ -4,7 +4,14 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from tidewater_core.errors import Corrupt, Invalid, NotFound, TidewaterError
+from tidewater_core.errors import (
+    Corrupt,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TidewaterError,
+    Unauthenticated,
+)
 
 
 def to_flight(error: TidewaterError) -> Exception:
@@ -12,9 +19,14 @@ def to_flight(error: TidewaterError) -> Exception:
 
     INVALID_ARGUMENT: change the request. NOT_FOUND: it is not there. UNAVAILABLE: not now, try
     again (the details have `retry_after_ms`). INTERNAL: damage, a person must look.
+    UNAUTHENTICATED and PERMISSION_DENIED: the token, and what its user may.
     """
     text = str(error)
     details = msgspec.json.encode(error.to_body())
+    if isinstance(error, Unauthenticated):
+        return flight.FlightUnauthenticatedError(text, details)  # type: ignore[no-any-return]
+    if isinstance(error, Forbidden):
+        return flight.FlightUnauthorizedError(text, details)  # type: ignore[no-any-return]
     if isinstance(error, NotFound):
         return pa.ArrowKeyError(text)  # type: ignore[no-any-return]
     if isinstance(error, Invalid):

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tidewater_core.errors import Overloaded, Retryable, TidewaterError
 from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.produce import Answer, Producing, acks_json
+from tidewater_worker.flight.judge import Permission
 from tidewater_worker.flight.tickets import Put, note_of, split
 from tidewater_worker.log.producers import Request
 from tidewater_worker.node import Node
@@ -47,8 +48,14 @@ class PutStream:
     """A stream of batches for one topic."""
 
     def __init__(
-        self, node: Node, producing: Producing, loop: asyncio.AbstractEventLoop, put: Put
+        self,
+        node: Node,
+        producing: Producing,
+        loop: asyncio.AbstractEventLoop,
+        put: Put,
+        allowed: Permission | None = None,
     ) -> None:
+        self._allowed = allowed
         self._node, self._producing, self._loop, self._put = node, producing, loop, put
         self._namespace, self._name = split(put.topic)
         self._next_sequence = put.sequence
@@ -88,6 +95,8 @@ class PutStream:
             raise self.error
 
     def _take(self, data: pa.RecordBatch, metadata: Any) -> None:
+        if self._allowed is not None:
+            self._allowed.check()
         decoder = self._decoder()
         request = None
         if self._put.producer is not None:

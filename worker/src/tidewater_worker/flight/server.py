@@ -7,22 +7,28 @@ asks the loop and waits; from outside of it a topic is looked at, never changed.
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
+from tidewater_core import names
 from tidewater_core.errors import Overloaded, Retryable, TidewaterError
 from tidewater_worker.api.produce import Producing
+from tidewater_worker.auth.access import CONSUME, PRODUCE
+from tidewater_worker.auth.access import topic as on_topic
+from tidewater_worker.auth.guard import Guard
 from tidewater_worker.flight.failures import to_flight
+from tidewater_worker.flight.judge import MIDDLEWARE, Callers, Judge, Permission
 from tidewater_worker.flight.pull import Pull
 from tidewater_worker.flight.put import PutStream
-from tidewater_worker.flight.tickets import Ticket, follow_of, put_of, split, topic_of
+from tidewater_worker.flight.tickets import Follow, Ticket, follow_of, put_of, split, topic_of
 from tidewater_worker.node import Node
-from tidewater_worker.reading import PartitionReader, position
-from tidewater_worker.schema import table_arrow_schema
+from tidewater_worker.partition import Partition
+from tidewater_worker.streaming import PartitionStream, chosen_columns
 from tidewater_worker.topic import Topic
 
 STREAMS_MAX: Final = 128
@@ -30,6 +36,7 @@ STREAMS_MAX: Final = 128
 CALL_S: Final = 60.0
 FOLLOW_S: Final = 0.25
 """A stream that has nothing to send looks this often whether its client is still there."""
+ROWS_MAX: Final = 1 << 62
 STOP_S: Final = 2.0
 """How long streams of clients may take to end when the worker stops; then they are cut."""
 _T = TypeVar("_T")
@@ -49,11 +56,21 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves a node's topics over Flight."""
 
     def __init__(
-        self, node: Node, producing: Producing, loop: asyncio.AbstractEventLoop, port: int
+        self,
+        node: Node,
+        producing: Producing,
+        loop: asyncio.AbstractEventLoop,
+        port: int,
+        guard: Guard | None = None,
+        tls: Mapping[str, Any] | None = None,
     ) -> None:
         host = node.settings.listen_host
         where = f"[{host}]" if ":" in host else host
-        super().__init__(f"grpc://{where}:{port}")
+        scheme = "grpc" if tls is None else "grpc+tls"
+        super().__init__(
+            f"{scheme}://{where}:{port}", middleware={MIDDLEWARE: Callers()}, **(tls or {})
+        )
+        self._judge = Judge(guard, loop)
         self._node, self._producing, self._loop = node, producing, loop
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
         self._stopping = threading.Event()
@@ -87,7 +104,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """List the topics whose name begins with the criteria (`shop/`)."""
         prefix = criteria.decode("latin-1")
         with _told():
-            return iter(self._ask(self._infos(prefix)))
+            names = {topic.name.namespace for topic in list(self._node.topics.values())}
+            visible = self._judge.visible(context, names)
+            return iter(self._ask(self._infos(prefix, visible)))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Describe a topic: schema, and a ticket a partition for all that is there now."""
@@ -95,48 +114,67 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             command = descriptor.command
             if command:
                 ticket = Ticket.parse(command)
+                self._judge.check(context, on_topic(CONSUME, ticket.namespace, ticket.name))
                 return self._ask(self._info_of_ticket(ticket))
             namespace, name = topic_of(descriptor.path)
-            return self._ask(self._info(namespace, name))
+            self._judge.check(context, on_topic(CONSUME, namespace, name))
+            return self._ask(self._info_of_topic(namespace, name))
 
     def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
         """Return the columns of a topic."""
         info = self.get_flight_info(context, descriptor)
         return flight.SchemaResult(info.schema)
 
-    async def _infos(self, prefix: str) -> list[flight.FlightInfo]:
+    async def _infos(self, prefix: str, visible: frozenset[str] | None) -> list[flight.FlightInfo]:
         return [
-            self._describe(topic)
+            self._info(topic, {})
             for name, topic in sorted(self._node.topics.items())
-            if name.startswith(prefix)
+            if name.startswith(prefix) and (visible is None or topic.name.namespace in visible)
         ]
 
-    async def _info(self, namespace: str, name: str) -> flight.FlightInfo:
-        return self._describe(self._node.topic(namespace, name))
+    async def _info_of_topic(self, namespace: str, name: str) -> flight.FlightInfo:
+        topic = self._node.topic(namespace, name)
+        others = await self._node.forwarding.describe(topic) if topic.is_spread else {}
+        return self._info(topic, others)
 
     async def _info_of_ticket(self, ticket: Ticket) -> flight.FlightInfo:
         topic = self._node.topic(ticket.namespace, ticket.name)
-        start, end = self._range(topic, ticket)
-        return _info(topic, [(Ticket(ticket.namespace, ticket.name, ticket.partition, start, end))])
+        stream = await self._begin(topic, ticket)
+        end = stream.end if ticket.end is None else min(ticket.end, stream.end)
+        exact = msgspec.structs.replace(ticket, start=stream.offset, end=max(end, stream.offset))
+        return describe(topic, [(exact, self._location(topic.partition(ticket.partition)))])
 
-    def _range(self, topic: Topic, ticket: Ticket) -> tuple[int, int]:
-        partition = topic.partition(ticket.partition)
-        appender = partition.readable()
-        first = min(partition.table.start, appender.start)
-        start = first if ticket.start is None else ticket.start
-        end = appender.end if ticket.end is None else min(ticket.end, appender.end)
-        return start, max(end, start)
+    def _info(self, topic: Topic, others: Mapping[int, Mapping[str, Any]]) -> flight.FlightInfo:
+        """Describe a topic: a ticket a partition, and where its owner serves it.
 
-    def _describe(self, topic: Topic) -> flight.FlightInfo:
-        tickets = []
+        Of other workers' partitions `others` tells the range; without it their tickets are for
+        all that there will be when they are used.
+        """
+        endpoints: list[tuple[Ticket, str]] = []
+        namespace, name = topic.name.namespace, topic.name.name
         for number, partition in sorted(topic.partitions.items()):
-            if partition.appender is None:
-                continue  # it is opening, or another worker's
-            name = topic.name
-            whole = Ticket(name.namespace, name.name, number)
-            start, end = self._range(topic, whole)
-            tickets.append(Ticket(name.namespace, name.name, number, start, end))
-        return _info(topic, tickets)
+            start = end = None
+            if not partition.is_elsewhere:
+                if partition.appender is None or not partition.is_open:
+                    continue  # it is opening
+                start = min(partition.table.start, partition.appender.start)
+                end = max(partition.appender.end, start)
+            elif number in others and "end" in others[number]:
+                other = others[number]
+                start = min(other["start"], other["log_start"])
+                end = max(other["end"], start)
+            endpoints.append(
+                (Ticket(namespace, name, number, start, end), self._location(partition))
+            )
+        return describe(topic, endpoints)
+
+    def _location(self, partition: Partition) -> str:
+        """Return where a partition is served without a step in between; empty: here."""
+        owner = partition.owner
+        if not partition.is_elsewhere or owner is None:
+            return ""
+        worker = self._node.owning.registry.workers.get(owner.worker_id)
+        return "" if worker is None else worker.flight_url
 
     # ---- reading
 
@@ -144,18 +182,24 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Send a range of a partition: from the table, the log's files and memory alike."""
         with _told():
             asked = Ticket.parse(ticket.ticket)
+            allowed = self._judge.check(context, on_topic(CONSUME, asked.namespace, asked.name))
             schema, batches = self._ask(self._open(asked))
             places = self._stream()
             places.__enter__()
-        return flight.GeneratorStream(schema, _guarded(Pull(self._loop, batches), places))
+        return flight.GeneratorStream(schema, _guarded(Pull(self._loop, batches), places, allowed))
 
     async def _open(self, ticket: Ticket) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
         topic = self._node.topic(ticket.namespace, ticket.name)
-        partition = topic.partition(ticket.partition)
-        start, end = self._range(topic, ticket)
-        begin = await position(self._node, topic, partition, start, None)
-        reader = PartitionReader(self._node, topic, partition, begin)
-        return table_arrow_schema(topic.spec), reader.batches(end - begin)
+        stream = await self._begin(topic, ticket)
+        end = stream.end if ticket.end is None else min(ticket.end, stream.end)
+        return stream.schema, stream.batches(max(end - stream.offset, 0))
+
+    async def _begin(self, topic: Topic, ticket: Ticket) -> PartitionStream:
+        stream = PartitionStream(
+            self._node, topic, ticket.partition, ticket.columns, is_committed=ticket.is_committed
+        )
+        await stream.begin(ticket.start, None)
+        return stream
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Follow a partition live: batches as they become durable, until the client goes.
@@ -167,33 +211,34 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             command = descriptor.command or None
             follow = follow_of(descriptor.path, command)
             namespace, name = split(follow.topic)
+            allowed = self._judge.check(context, on_topic(CONSUME, namespace, name))
             topic = self._node.topic(namespace, name)
-            offset = self._ask(self._begin(topic, follow))
-            writer.begin(table_arrow_schema(topic.spec))
-            writer.write_metadata(_note(offset, topic.partition(follow.partition).readable().end))
+            stream = self._ask(self._follow(topic, follow))
+            writer.begin(stream.schema)
+            writer.write_metadata(_note(stream))
             while not self._stopping.is_set() and not context.is_cancelled():
-                if not self._ask(self._wait(topic, follow.partition, offset)):
+                allowed.check()
+                if not self._ask(stream.wait_past(FOLLOW_S)):
                     continue
-                _, batches = self._ask(
-                    self._open(Ticket(namespace, name, follow.partition, offset, None))
-                )
-                for batch in Pull(self._loop, batches):
-                    offset += batch.num_rows
-                    end = topic.partition(follow.partition).readable().end
-                    writer.write_with_metadata(batch, _note(offset, end))
+                # The stream itself is a step ahead of what was sent.
+                offset = stream.offset
+                for batch in Pull(self._loop, stream.batches(ROWS_MAX)):
+                    offset = batch.column(names.TW_OFFSET)[-1].as_py() + 1
+                    writer.write_with_metadata(batch, _note(stream, offset))
                     if self._stopping.is_set() or context.is_cancelled():
                         break
+                stream.offset = offset
         if self._stopping.is_set():
             raise to_flight(Retryable("ShuttingDown", "this worker is shutting down", 500))
 
-    async def _begin(self, topic: Topic, follow: Any) -> int:
-        partition = topic.partition(follow.partition)
-        if follow.offset is None and follow.position == "latest":
-            return partition.readable().end
-        return await position(self._node, topic, partition, follow.offset, None)
-
-    async def _wait(self, topic: Topic, partition: int, offset: int) -> bool:
-        return await topic.partition(partition).readable().wait_past(offset, FOLLOW_S)
+    async def _follow(self, topic: Topic, follow: Follow) -> PartitionStream:
+        stream = PartitionStream(
+            self._node, topic, follow.partition, follow.columns,
+            is_committed=follow.isolation == "committed",
+        )  # fmt: skip
+        at_end = follow.offset is None and follow.position == "latest"
+        await stream.begin(follow.offset, None, at_end=at_end)
+        return stream
 
     # ---- producing
 
@@ -201,24 +246,35 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Store batches; each is acknowledged with partition, offset and count."""
         with _told(), self._stream():
             put = put_of(descriptor.path, descriptor.command or None)
-            self._node.topic(*split(put.topic))
-            PutStream(self._node, self._producing, self._loop, put).run(reader, writer)
+            where = split(put.topic)
+            allowed = self._judge.check(context, on_topic(PRODUCE, *where))
+            self._node.topic(*where)
+            PutStream(self._node, self._producing, self._loop, put, allowed).run(reader, writer)
 
 
-def _guarded(batches: Pull, places: Any) -> Iterator[pa.RecordBatch]:
+def _guarded(batches: Pull, places: Any, allowed: Permission) -> Iterator[pa.RecordBatch]:
     with _told():
         try:
-            yield from batches
+            yield from allowed.guarded(batches)
         finally:
             places.__exit__(None, None, None)
 
 
-def _note(next_offset: int, end_offset: int) -> pa.Buffer:
-    return pa.py_buffer(b'{"next_offset":%d,"end_offset":%d}' % (next_offset, end_offset))
+def _note(stream: PartitionStream, offset: int | None = None) -> pa.Buffer:
+    at = stream.offset if offset is None else offset
+    return pa.py_buffer(b'{"next_offset":%d,"end_offset":%d}' % (at, max(stream.end, at)))
 
 
-def _info(topic: Topic, tickets: list[Ticket]) -> flight.FlightInfo:
-    endpoints = [flight.FlightEndpoint(str(ticket).encode(), []) for ticket in tickets]
-    rows = sum((t.end or 0) - (t.start or 0) for t in tickets)
+def describe(topic: Topic, endpoints: list[tuple[Ticket, str]]) -> flight.FlightInfo:
+    """Tell what tickets a topic is read by, and where."""
+    found = [
+        flight.FlightEndpoint(str(ticket).encode(), [location] if location else [])
+        for ticket, location in endpoints
+    ]
+    ends = [(ticket.start, ticket.end) for ticket, _ in endpoints]
+    rows = -1
+    if all(end is not None for _, end in ends):
+        rows = sum((end or 0) - (start or 0) for start, end in ends)
+    columns = endpoints[0][0].columns if endpoints else None
     descriptor = flight.FlightDescriptor.for_path(topic.name.namespace, topic.name.name)
-    return flight.FlightInfo(table_arrow_schema(topic.spec), descriptor, endpoints, rows, -1)
+    return flight.FlightInfo(chosen_columns(topic, columns), descriptor, found, rows, -1)

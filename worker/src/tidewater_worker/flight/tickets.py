@@ -1,6 +1,7 @@
 """What a Flight client names: a ticket, a topic to write to, a partition to follow. Pure.
 
-    ticket     := namespace "/" topic "@" partition ":" [from] "-" [to]
+    ticket     := namespace "/" topic "@" partition ":" [from] "-" [to] ["?" option ("&" option)*]
+    option     := "columns=" name ("," name)*  |  "isolation=committed"
     descriptor := path ["namespace", "topic"]  |  path ["namespace/topic"]  |  command (JSON)
 
 `from` is the first offset, `to` the first that is not wanted; left out they are the first kept
@@ -15,8 +16,11 @@ import msgspec
 from tidewater_core.errors import Invalid
 
 _TICKET: Final = re.compile(
-    r"([a-z0-9-]{1,63})/([a-z0-9-]{1,63})@(\d{1,9}):(?:(\d{1,18})?-(\d{1,18})?)?"
+    r"([a-z0-9-]{1,63})/([a-z0-9-]{1,63})@(\d{1,9}):(?:(\d{1,18})?-(\d{1,18})?)?(?:\?(.*))?",
+    re.DOTALL,
 )
+TICKET_BYTES_MAX: Final = 64 * 1024
+"""Columns are named in it."""
 _T = TypeVar("_T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
@@ -29,17 +33,27 @@ class Ticket(msgspec.Struct, frozen=True):
     partition: int
     start: int | None = None
     end: int | None = None
+    columns: tuple[str, ...] | None = None
+    """These alone, besides partition, offset and time; None: all."""
+    is_committed: bool = False
+    """Only what is in the table."""
 
     def __str__(self) -> str:
         """Write it as it is read."""
         start = "" if self.start is None else self.start
         end = "" if self.end is None else self.end
-        return f"{self.namespace}/{self.name}@{self.partition}:{start}-{end}"
+        options = []
+        if self.columns is not None:
+            options.append("columns=" + ",".join(self.columns))
+        if self.is_committed:
+            options.append("isolation=committed")
+        tail = f"?{'&'.join(options)}" if options else ""
+        return f"{self.namespace}/{self.name}@{self.partition}:{start}-{end}{tail}"
 
     @staticmethod
     def parse(data: bytes) -> "Ticket":
         """Read a ticket; raise Invalid that says how one looks."""
-        match = _TICKET.fullmatch(data[:300].decode("latin-1"))
+        match = _TICKET.fullmatch(data[:TICKET_BYTES_MAX].decode("utf-8", "replace"))
         if match is None:
             raise Invalid(
                 "InvalidTicket",
@@ -48,7 +62,25 @@ class Ticket(msgspec.Struct, frozen=True):
         start, end = (None if text is None else int(text) for text in match.group(4, 5))
         if start is not None and end is not None and end < start:
             raise Invalid("InvalidTicket", f"a ticket's end ({end}) is before its start ({start})")
-        return Ticket(match[1], match[2], int(match[3]), start, end)
+        columns, is_committed = _options(match[6])
+        return Ticket(match[1], match[2], int(match[3]), start, end, columns, is_committed)
+
+
+def _options(text: str | None) -> tuple[tuple[str, ...] | None, bool]:
+    columns: tuple[str, ...] | None = None
+    is_committed = False
+    for option in (text or "").split("&"):
+        name, _, value = option.partition("=")
+        if name == "columns":
+            columns = tuple(column for column in value.split(",") if column)
+        elif name == "isolation" and value in ("acknowledged", "committed"):
+            is_committed = value == "committed"
+        elif option:
+            raise Invalid(
+                "InvalidTicket",
+                f"a ticket's options are columns=a,b and isolation=committed, not {option[:60]!r}",
+            )
+    return columns, is_committed
 
 
 class Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +110,8 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: Count = 0
     offset: Count | None = None
     position: Literal["earliest", "latest"] = "latest"
+    columns: tuple[str, ...] | None = None
+    isolation: Literal["acknowledged", "committed"] = "acknowledged"
 
 
 def topic_of(path: list[bytes]) -> tuple[str, str]:
@@ -107,7 +141,10 @@ def follow_of(path: list[bytes], command: bytes | None) -> Follow:
         if ticket.end is not None:
             raise Invalid("InvalidTicket", "what is followed live has no end")
         topic = f"{ticket.namespace}/{ticket.name}"
-        return Follow(topic, ticket.partition, ticket.start, "earliest")
+        isolation: Literal["acknowledged", "committed"] = (
+            "committed" if ticket.is_committed else "acknowledged"
+        )
+        return Follow(topic, ticket.partition, ticket.start, "earliest", ticket.columns, isolation)
     if command:
         return _decode(command, Follow)
     return Follow(topic="/".join(topic_of(path)))

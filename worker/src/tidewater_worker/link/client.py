@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -13,13 +13,26 @@ import pyarrow as pa
 
 from tidewater_core.errors import Retryable, TidewaterError
 from tidewater_worker.link import wire
-from tidewater_worker.ports import FlushResult, PartitionState, TopicAssignment, TopicState
+from tidewater_worker.ports import (
+    Condition,
+    FlushResult,
+    Followed,
+    OfferAnswer,
+    PartitionState,
+    TopicAssignment,
+    TopicState,
+)
 
 RECONNECT_S: Final = 0.05
 RECONNECT_S_MAX: Final = 1.0
 CALL_TIMEOUT_S: Final = 30.0
+DROP_TIMEOUT_S: Final = 600.0
+"""Removing the files of a large table takes long; without an answer the caller asks again."""
 READ_BUFFER_BYTES: Final = 8 * 1024 * 1024
 log = logging.getLogger(__name__)
+
+
+OnOffer = Callable[[dict[str, Any], Callable[[OfferAnswer], None]], None]
 
 
 def _away() -> Retryable:
@@ -38,6 +51,8 @@ class TableLink:
         self._path = socket_path
         self._assignments = assignments
         self._on_state = on_state
+        self.on_offer: OnOffer | None = None
+        """Passes an offer of our table process on; its second argument is called once, later."""
         self._writer: asyncio.StreamWriter | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
@@ -102,15 +117,56 @@ class TableLink:
         )
         return {int(partition): end for partition, end in result.items()}
 
+    async def ping(self, timeout_s: float) -> None:
+        """Make sure that the table process is there and runs; `Retryable` if not."""
+        await self._call({"op": "ping"}, timeout_s)
+
+    async def commit(self, offer: Any, timeout_s: float) -> OfferAnswer:
+        """Have the table process commit another worker's files (an `Offer`) with its own."""
+        result = await self._call({"op": "commit", "offer": offer}, timeout_s)
+        return msgspec.convert(result, OfferAnswer, str_keys=True)
+
+    async def drop_table(self, topic: str) -> bool:
+        """Drop the table of a topic that is being deleted, with its files; False if none is there.
+
+        Every partition must be drained and `assign` have told so. Calling it twice does no harm.
+        """
+        found: bool = await self._call({"op": "drop_table", "topic": topic}, DROP_TIMEOUT_S)
+        return found
+
+    async def follow(self, topic: str, known: int | None, timeout_s: float) -> Followed:
+        """Wait until the table's snapshot is not `known`, at most `timeout_s`; tell how it stands.
+
+        However many wait, the table process asks the catalog once per `reader.pollInterval`.
+        """
+        message = {"op": "follow", "topic": topic, "known": known, "timeout_s": timeout_s}
+        result = await self._call(message, timeout_s + CALL_TIMEOUT_S)
+        return msgspec.convert(result, Followed, str_keys=True)
+
     async def history(
-        self, topic: str, partition: int, start: int, end: int, max_rows: int
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        max_rows: int,
+        columns: Sequence[str] | None = None,
+        where: Sequence[Condition] = (),
     ) -> AsyncIterator[pa.RecordBatch]:
-        """Read a range of offsets from the table, in order."""
+        """Read a range of offsets from the table, in order.
+
+        `columns`: only these, and `tw_offset`. `where`: only rows that meet all of it; files and
+        row groups whose statistics rule it out are not read. There is no gap only without it.
+        """
         call_id = next(self._ids)
         message: dict[str, Any] = {
             "op": "history", "topic": topic, "partition": partition, "start": start, "end": end,
             "max_rows": max_rows,
         }  # fmt: skip
+        if columns is not None:
+            message["columns"] = list(columns)
+        if where:
+            message["where"] = list(where)
         finished = False
         try:
             while True:
@@ -182,12 +238,27 @@ class TableLink:
                 self._resolve(call_id, stream)
                 continue
             message = msgspec.json.decode(payload)
-            if "state" in message:
+            if "offer" in message:
+                self._hand_over(message["call"], message["offer"])
+            elif "state" in message:
                 self._on_state(msgspec.convert(message["state"], TopicState, str_keys=True))
             elif "error" in message:
                 self._resolve(message["id"], TidewaterError.from_json(message["error"]))
             else:
                 self._resolve(message["id"], message["result"])
+
+    def _hand_over(self, call: int, offer: dict[str, Any]) -> None:
+        """Pass files of this worker on to the committing one."""
+        writer = self._writer
+
+        def answered(answer: OfferAnswer) -> None:
+            if self._writer is writer:  # another table process asks the table
+                self._send({"op": "offered", "call": call, "answer": answer})
+
+        if self.on_offer is None:
+            answered(OfferAnswer(landed=False, reason="NoCommitter", message="nobody to ask"))
+        else:
+            self.on_offer(offer, answered)
 
     def _resolve(self, call_id: int, result: Any) -> None:
         future = self._calls.get(call_id)

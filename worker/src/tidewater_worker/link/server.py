@@ -11,15 +11,24 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_worker.link import wire
-from tidewater_worker.ports import TableEngine, TopicAssignment, TopicState
+from tidewater_worker.ports import (
+    Condition,
+    Followed,
+    Offer,
+    OfferAnswer,
+    TableEngine,
+    TopicAssignment,
+    TopicState,
+)
 
 CALLS_AT_ONCE: Final = 16
 PIECE_BYTES: Final = 4 * 1024 * 1024
@@ -31,8 +40,11 @@ class _Stop(Exception):
     """SIGTERM came."""
 
 
-def _piece(batches: Iterator[pa.RecordBatch]) -> bytes | None:
-    """Encode the next batches as an Arrow stream; None at the end."""
+def _piece(batches: Iterator[pa.RecordBatch]) -> memoryview | None:
+    """Encode the next batches as an Arrow stream; None at the end.
+
+    What the reader gives is small (`history.GIVEN_BYTES`), so a piece is little more than its size.
+    """
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -46,20 +58,28 @@ def _piece(batches: Iterator[pa.RecordBatch]) -> bytes | None:
     with pa.ipc.new_stream(sink, gathered[0].schema) as writer:
         for batch in gathered:
             writer.write_batch(batch)
-    return bytes(memoryview(sink.getvalue()))
+    return memoryview(sink.getvalue())
 
 
 class _Connection:
     """One edge's connection."""
 
-    def __init__(self, peer: socket.socket, engine: TableEngine, pool: ThreadPoolExecutor) -> None:
-        self._peer, self._engine, self._pool = peer, engine, pool
+    def __init__(
+        self,
+        peer: socket.socket,
+        engine: TableEngine,
+        pool: ThreadPoolExecutor,
+        offered: "_Offered",
+    ) -> None:
+        self._peer, self._engine, self._pool, self._offered = peer, engine, pool, offered
         self._sending = threading.Lock()
         self._history: dict[int, Iterator[pa.RecordBatch]] = {}
 
-    def send(self, message: bytes) -> None:
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send a message, given in parts so that a large one need not be copied."""
         with self._sending, suppress(OSError):
-            self._peer.sendall(message)
+            for part in parts:
+                self._peer.sendall(part)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -79,6 +99,13 @@ class _Connection:
                     return
                 self._take(msgspec.json.decode(payload))
 
+    def run_to_end(self) -> None:
+        """Serve the edge; offers that it has not answered by the end are lost."""
+        try:
+            self.run()
+        finally:
+            self._offered.lose(self)
+
     def _take(self, message: dict[str, Any]) -> None:
         match message["op"]:
             case "assign":
@@ -88,8 +115,50 @@ class _Connection:
             case "durable":
                 for topic, ends in message["ends"].items():
                     self._engine.durable(topic, {int(p): end for p, end in ends.items()})
+            case "offered":
+                self._offered.answer(
+                    message["call"], msgspec.convert(message["answer"], OfferAnswer, str_keys=True)
+                )
+            case "commit":
+                self._commit(message)
+            case "follow":
+                self._follow(message)
+            case "ping":
+                self.send(wire.pack_json({"id": message["id"], "result": None}))
             case _:
                 self._pool.submit(self._call, message)
+
+    def _follow(self, message: dict[str, Any]) -> None:
+        """Tell of the next snapshot when it is there."""
+        call_id = message["id"]
+
+        def answer(found: Followed | TidewaterError) -> None:
+            if isinstance(found, TidewaterError):
+                self.send(wire.pack_json({"id": call_id, "error": found.to_json()}))
+            else:
+                self.send(wire.pack_json({"id": call_id, "result": found}))
+
+        try:
+            timeout_s = float(message["timeout_s"])
+            self._engine.follow(message["topic"], message["known"], timeout_s, answer)
+        except TidewaterError as error:
+            answer(error)
+
+    def _commit(self, message: dict[str, Any]) -> None:
+        """Take another worker's files; the answer comes when they are committed."""
+        call_id = message["id"]
+
+        def answer(result: OfferAnswer) -> None:
+            self.send(wire.pack_json({"id": call_id, "result": result}))
+
+        try:
+            offer = msgspec.convert(message["offer"], Offer, str_keys=True)
+            self._engine.commit_offer(offer, answer)
+        except msgspec.ValidationError as error:
+            invalid = Invalid("InvalidOffer", str(error))
+            self.send(wire.pack_json({"id": call_id, "error": invalid.to_json()}))
+        except TidewaterError as error:
+            self.send(wire.pack_json({"id": call_id, "error": error.to_json()}))
 
     def _call(self, message: dict[str, Any]) -> None:
         call_id = message["id"]
@@ -121,13 +190,16 @@ class _Connection:
                 }
             case "bounds":
                 return {"result": engine.bounds(message["topic"])}
+            case "drop_table":
+                return {"result": engine.drop_table(message["topic"])}
             case "frontier_at":
                 ends = engine.frontier_at(message["topic"], message["snapshot_id"], message["tag"])
                 return {"result": ends}
             case "history":
                 self._history[call_id] = engine.history(
                     message["topic"], message["partition"], message["start"], message["end"],
-                    message["max_rows"],
+                    message["max_rows"], message.get("columns"),
+                    msgspec.convert(message.get("where", []), list[Condition]),
                 )  # fmt: skip
                 return self._more(call_id)
             case "more":
@@ -144,7 +216,7 @@ class _Connection:
         if piece is None:
             self._history.pop(call_id, None)
             return {"result": None}
-        self.send(wire.pack_arrow(call_id, piece))
+        self.send(wire.arrow_head(call_id, len(piece)), piece)
         return None
 
 
@@ -171,14 +243,66 @@ class _States:
             connection.send(wire.pack_json({"state": state}))
 
 
+class _Offered:
+    """Offers that the edge was asked to send to another worker."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids = count(1)
+        self._waiting: dict[int, tuple[_Connection, Callable[[OfferAnswer], None]]] = {}
+        self._connection: _Connection | None = None
+
+    def connect(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connection = connection
+
+    def hand(self, offer: Offer, answer: Callable[[OfferAnswer], None]) -> None:
+        """Ask the edge; `answer` is called once, at once if there is no edge."""
+        call = next(self._ids)
+        with self._lock:
+            connection = self._connection
+            if connection is not None:
+                self._waiting[call] = (connection, answer)
+        if connection is None:
+            answer(_EDGE_AWAY)
+        else:
+            connection.send(wire.pack_json({"offer": offer, "call": call}))
+
+    def answer(self, call: int, answer: OfferAnswer) -> None:
+        with self._lock:
+            found = self._waiting.pop(call, None)
+        if found is not None:
+            found[1](answer)
+
+    def lose(self, connection: _Connection) -> None:
+        """Answer for an edge that has gone."""
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+            lost = [call for call, (asked, _) in self._waiting.items() if asked is connection]
+        for call in lost:
+            self.answer(call, _EDGE_AWAY)
+
+
+_EDGE_AWAY: Final = OfferAnswer(landed=False, reason="EdgeAway", message="the edge went away")
+MakeEngine = Callable[
+    [
+        Callable[[TopicState], None],
+        Callable[[Offer, Callable[[OfferAnswer], None]], None],
+    ],
+    TableEngine,
+]
+"""Makes the engine from how to tell states and how to hand files to another worker."""
+
+
 def serve(
-    make_engine: Callable[[Callable[[TopicState], None]], TableEngine],
+    make_engine: MakeEngine,
     socket_path: Path,
     shutdown_deadline_s: float,
 ) -> None:
     """Serve the engine until SIGTERM, then close it within the deadline."""
-    states = _States()
-    engine = make_engine(states.notify)
+    states, offered = _States(), _Offered()
+    engine = make_engine(states.notify, offered.hand)
     socket_path.parent.mkdir(parents=True, exist_ok=True)
     socket_path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -197,9 +321,10 @@ def serve(
             peer, _ = listener.accept()
             if current is not None:
                 current.close()
-            current = _Connection(peer, engine, pool)
+            current = _Connection(peer, engine, pool, offered)
             states.connect(current)
-            threading.Thread(target=current.run, name="edge", daemon=True).start()
+            offered.connect(current)
+            threading.Thread(target=current.run_to_end, name="edge", daemon=True).start()
     except _Stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         engine.close(shutdown_deadline_s)

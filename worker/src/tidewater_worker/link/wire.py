@@ -27,9 +27,9 @@ def pack_json(value: Any) -> bytes:
     return _HEAD.pack(len(payload), JSON) + payload
 
 
-def pack_arrow(call_id: int, stream: bytes | memoryview) -> bytes:
-    """Encode one piece of history."""
-    return b"".join((_HEAD.pack(_ID.size + len(stream), ARROW), _ID.pack(call_id), stream))
+def arrow_head(call_id: int, length: int) -> bytes:
+    """Encode what goes before one piece of history: an Arrow stream of so many bytes."""
+    return _HEAD.pack(_ID.size + length, ARROW) + _ID.pack(call_id)
 
 
 def unpack_head(head: bytes) -> tuple[int, int]:

@@ -196,7 +196,12 @@ class Appender:
         self._last_time_us = max(self._last_time_us, now_us)
         try:
             frames = encode_group(
-                group, self.next_offset, self._last_time_us, self.options.schema, self._small
+                group,
+                self.next_offset,
+                self._last_time_us,
+                self.options.schema,
+                self._small,
+                self.durable_end,
             )
         except (pa.ArrowException, ValueError, TypeError) as error:
             # Decoding checks every batch, so this is a fault of ours: fail this group alone.

@@ -16,7 +16,7 @@ from tidewater_core.errors import TidewaterError
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log.ipc import SmallFrames
 from tidewater_worker.log.producers import Request, Stored
-from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE
+from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE, UNSYNCED_TYPE
 
 FRAME_ROWS_TARGET: Final = 1024
 """Small requests are joined up to this many rows; larger ones are framed alone."""
@@ -88,6 +88,13 @@ def _producer_runs(ends: list[int], values: Sequence[str | None]) -> pa.Array:
     )
 
 
+@lru_cache(maxsize=2048)
+def _unsynced(rows: int, count: int) -> pa.Array:
+    return pa.RunEndEncodedArray.from_arrays(
+        pa.array([rows], pa.int32()), pa.array([count], pa.int64()), type=UNSYNCED_TYPE
+    )
+
+
 def _gather(rows: Sequence[Rows]) -> Rows:
     if len(rows) == 1:
         return rows[0]
@@ -142,21 +149,23 @@ def _joined(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
 
 
 def _encode_rows(
-    run: Sequence[Submission], time_us: int, schema: pa.Schema, small: SmallFrames
+    run: Sequence[Submission], time_us: int, unsynced: int, schema: pa.Schema, small: SmallFrames
 ) -> pa.Buffer:
     rows = _gather([s.payload for s in run])
     ends, requests = _runs(run)
     if not any(rows.headers):
-        encoded = small.encode(time_us, rows.keys, rows.values, ends, requests)
+        encoded = small.encode(time_us, rows.keys, rows.values, ends, requests, unsynced)
         if encoded is not None:
             return pa.py_buffer(encoded)
-    return _encode(_columns(rows), rows.num_rows, ends, requests, time_us, schema)
+    return _encode(_columns(rows), rows.num_rows, ends, requests, time_us, unsynced, schema)
 
 
-def _encode_batches(run: Sequence[Submission], time_us: int, schema: pa.Schema) -> pa.Buffer:
+def _encode_batches(
+    run: Sequence[Submission], time_us: int, unsynced: int, schema: pa.Schema
+) -> pa.Buffer:
     batches = [s.payload for s in run]
     batch: pa.RecordBatch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return _encode(list(batch.columns), batch.num_rows, *_runs(run), time_us, schema)
+    return _encode(list(batch.columns), batch.num_rows, *_runs(run), time_us, unsynced, schema)
 
 
 def _encode(
@@ -165,11 +174,14 @@ def _encode(
     ends: list[int],
     requests: list[str | None],
     time_us: int,
+    unsynced: int,
     schema: pa.Schema,
 ) -> pa.Buffer:
     times = pa.repeat(pa.scalar(time_us, TIME_TYPE), rows)
     producers = _producer_column(ends, requests)
-    batch = pa.RecordBatch.from_arrays([times, *columns, producers], schema=schema)
+    batch = pa.RecordBatch.from_arrays(
+        [times, *columns, producers, _unsynced(rows, unsynced)], schema=schema
+    )
     return batch.serialize()
 
 
@@ -179,15 +191,16 @@ def encode_group(
     time_us: int,
     schema: pa.Schema,
     small: SmallFrames,
+    synced: int,
 ) -> list[EncodedFrame]:
-    """Encode a group's frames; the first row gets `base_offset`."""
+    """Encode a group's frames; the first row gets `base_offset`, all below `synced` is fsynced."""
     frames = []
     offset = base_offset
     for run in _joined(submissions):
         if isinstance(run[0].payload, Rows):
-            body = _encode_rows(run, time_us, schema, small)
+            body = _encode_rows(run, time_us, offset - synced, schema, small)
         else:
-            body = _encode_batches(run, time_us, schema)
+            body = _encode_batches(run, time_us, offset - synced, schema)
         head = fmt.encode_frame_head(offset, memoryview(body))
         rows = sum(submission.count for submission in run)
         frames.append(EncodedFrame(offset, rows, head, body, schema, time_us))

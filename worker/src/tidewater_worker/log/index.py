@@ -54,6 +54,11 @@ class SparseIndex:
         i = bisect_right(self._offsets, offset) - 1
         return (self._offsets[i], self._bytes[i]) if i >= 0 else None
 
+    def time_of(self, offset: int) -> int | None:
+        """Return about when a message came: the time of the last entry at or before it."""
+        i = max(bisect_right(self._offsets, offset) - 1, 0)
+        return self._times[i] if self._times else None
+
     def offset_before(self, time_us: int) -> int | None:
         """Return an indexed offset whose frame is before `time_us`, the nearest there is."""
         i = 0

@@ -10,7 +10,7 @@ from tidewater_core.errors import Corrupt
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log import index as idx
 from tidewater_worker.log.reader import list_segments, segment_name
-from tidewater_worker.log.recover import BROKEN_SUFFIX, find_valid_frame, is_torn
+from tidewater_worker.log.recover import BROKEN_SUFFIX, why_damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ def inspect_segment(path: Path, *, is_last: bool) -> SegmentReport:
         offset, at, frames = offset + batch.num_rows, decoded.end_at, frames + 1
     if isinstance(decoded, fmt.Torn):
         problem = f"byte {at}: {decoded.why}"
-        behind = find_valid_frame(data, at, offset)
-        torn = is_last and behind is None and is_torn(data, at, offset)
-        if behind is not None:
-            problem += f"; a valid frame follows at byte {behind}"
+        damage = why_damaged(data, at, offset, header.schema)
+        torn = is_last and damage is None
+        if damage is not None:
+            problem += f", {damage}"
     return SegmentReport(
         path, header.base_offset, offset, frames, at, len(data), first, last, problem, torn
     )

@@ -21,16 +21,16 @@ from typing import Final
 import pyarrow as pa
 
 from tidewater_core import names
-from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE
+from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE, UNSYNCED_TYPE
 
 ROWS_MAX: Final = 64
 log = logging.getLogger(__name__)
 _PAD: Final = [b"\0" * n for n in range(8)]
 # Places in the list of buffers: two for the time, three a binary or string column, two and six for
-# the map of headers, two and three for the runs of producers.
+# the map of headers, two and three for the runs of producers, two and two for what is unsynced.
 _TIMES, _KEY_OFFSETS, _KEYS, _VALUE_OFFSETS, _VALUES = 1, 3, 4, 15, 16
-_RUN_ENDS, _RUN_OFFSETS, _RUNS = 18, 20, 21
-_BUFFERS: Final = 22
+_RUN_ENDS, _RUN_OFFSETS, _RUNS, _UNSYNCED = 18, 20, 21, 25
+_BUFFERS: Final = 26
 
 
 def _field(data: bytes, table: int, number: int) -> int:
@@ -82,9 +82,12 @@ class _Shape:
         values: Sequence[bytes],
         ends: Sequence[int],
         requests: Sequence[str],
+        unsynced: int,
     ) -> bytes:
         """Encode rows of this shape."""
         buffers = self._buffers.copy()
+        if unsynced:  # the sample has none
+            buffers[_UNSYNCED] = unsynced.to_bytes(8, "little")
         buffers[_TIMES] = time_us.to_bytes(8, "little", signed=True) * self._rows
         if self._has_keys:
             buffers[_KEY_OFFSETS] = self._offsets(*accumulate(map(len, keys), initial=0))
@@ -135,6 +138,9 @@ def _sample(schema: pa.Schema, rows: int, has_keys: bool, runs: int) -> pa.Recor
         names.TW_PRODUCER: pa.RunEndEncodedArray.from_arrays(
             pa.array(ends, pa.int32()), requests, type=PRODUCER_TYPE
         ),
+        names.TW_UNSYNCED: pa.RunEndEncodedArray.from_arrays(
+            pa.array([rows], pa.int32()), pa.array([0], pa.int64()), type=UNSYNCED_TYPE
+        ),
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
@@ -153,6 +159,7 @@ class SmallFrames:
         values: Sequence[bytes | None],
         ends: Sequence[int],
         requests: Sequence[str | None],
+        unsynced: int,
     ) -> bytes | None:
         """Encode raw rows without headers; None if they have no shape that is known here.
 
@@ -176,4 +183,4 @@ class SmallFrames:
         shape = self._shapes[key]
         if shape is None:
             return None
-        return shape.encode(time_us, keys, values, ends, requests)  # type: ignore[arg-type]
+        return shape.encode(time_us, keys, values, ends, requests, unsynced)  # type: ignore[arg-type]

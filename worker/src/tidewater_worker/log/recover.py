@@ -4,14 +4,18 @@ Only the last segment can be torn, and only at its end: all before was sealed an
 * sealed segments must follow each other without a gap; one whose index is missing is read whole;
 * the last segment is read whole and every frame checked. A torn tail after its last valid frame
   is copied to `<segment>.broken` and cut;
-* damage to what may be acknowledged is refused (G7): a bad frame with a valid one *behind* it, or
-  a last frame that is all there but wrong. A write that was cut short leaves the zeros that stood
-  there before, in whole sectors or up to the end of the file; a flipped bit does not.
+* a disk writes in any order: of frames that no fsync had covered a later one may be there and an
+  earlier one not. A frame says how many messages before it were in that state (`tw_unsynced`);
+* damage to what may be acknowledged is refused (G7): a bad frame with a valid one *behind* it that
+  was written after the bad one was fsynced, or a frame that is all there but wrong. A write that
+  was cut short leaves the zeros that stood there before, in whole sectors or up to the end of the
+  file; a flipped bit does not.
 Nothing is decided from a file's length.
 """
 
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -97,25 +101,47 @@ def replay_producers(producers: Producers, base_offset: int, batch: pa.RecordBat
         begin = end
 
 
-def find_valid_frame(data: fmt.Bytes, after: int, offset: int) -> int | None:
-    """Look behind bad bytes for a valid frame of a later offset; return its byte."""
+def valid_frames(data: fmt.Bytes, after: int, offset: int) -> Iterator[tuple[int, fmt.Frame]]:
+    """Look behind bad bytes for valid frames of later offsets; yield each with its byte."""
     used = len(bytes(data).rstrip(b"\0"))
-    for at in range(after + fmt.ALIGN_BYTES, used - fmt.FRAME_HEAD_BYTES, fmt.ALIGN_BYTES):
+    at = after + fmt.ALIGN_BYTES
+    while at < used - fmt.FRAME_HEAD_BYTES:
         base, size = fmt.peek_frame(data, at)
         # A cheap look at the head first: a checksum of every position would take minutes.
-        if (
-            size
-            and offset < base < offset + 2**32
-            and at + size <= len(data)
-            and isinstance(fmt.decode_frame(data, at), fmt.Frame)
-        ):
-            return at
+        if size and offset < base < offset + 2**32 and at + size <= len(data):
+            frame = fmt.decode_frame(data, at)
+            if isinstance(frame, fmt.Frame):
+                yield at, frame
+                at = frame.end_at
+                continue
+        at += fmt.ALIGN_BYTES
+
+
+def _synced_before(buffer: pa.Buffer, frame: fmt.Frame, schema: pa.Schema) -> int | None:
+    """Return the offset below which all was fsynced when a frame was written; None: unknown."""
+    body = buffer.slice(frame.body_at, frame.end_at - frame.body_at)
+    batch = pa.ipc.read_record_batch(body, schema)
+    if names.TW_UNSYNCED not in schema.names:
+        return None
+    return int(frame.base_offset - batch.column(names.TW_UNSYNCED).values[0].as_py())
+
+
+def why_damaged(data: bytes, at: int, offset: int, schema: pa.Schema) -> str | None:
+    """Say why bad bytes are more than a write that was cut short; None if they are just that."""
+    end_at = len(data)
+    buffer = pa.py_buffer(data)
+    for behind, frame in valid_frames(data, at, offset):
+        end_at = min(end_at, behind)
+        synced = _synced_before(buffer, frame, schema)
+        if synced is None or synced > offset:
+            return f"and a valid frame that was written later follows at byte {behind}"
+    if not _is_torn(memoryview(data)[:end_at], at, offset):
+        return "but the frame is all there"
     return None
 
 
-def is_torn(data: fmt.Bytes, at: int, offset: int) -> bool:
-    """Tell a write that was cut short from damage to a whole frame, for the log's last frame."""
-    view = memoryview(data)
+def _is_torn(view: memoryview, at: int, offset: int) -> bool:
+    """Tell a write that was cut short from damage to a whole frame; `view` ends behind it."""
     whole = _whole_but_for_its_head(view, at, offset)
     if whole is not None:
         # All but the head's offset or length is proven: torn only if it is a sector that they lack.
@@ -124,9 +150,9 @@ def is_torn(data: fmt.Bytes, at: int, offset: int) -> bool:
             for begin, stop in _sectors(at, len(whole))
         )
     used = len(bytes(view[at:]).rstrip(b"\0"))
-    _, size = fmt.peek_frame(data, at)
+    _, size = fmt.peek_frame(view, at)
     length = max(size, used, fmt.FRAME_HEAD_BYTES)
-    if at + length > len(data):
+    if at + length > len(view):
         return True
     return any(not any(view[at + begin : at + stop]) for begin, stop in _sectors(at, length))
 
@@ -172,18 +198,11 @@ def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
     if isinstance(decoded, fmt.End) and any(data[at:].lstrip(b"\0")[:1]):
         decoded = fmt.Torn(at, "zeros before other bytes")
     if isinstance(decoded, fmt.Torn):
-        behind = find_valid_frame(data, at, index.end_offset)
-        if behind is not None:
+        if damage := why_damaged(data, at, index.end_offset, header.schema):
             raise Corrupt(
                 "FrameCorrupt",
-                f"{path} byte {at}: {decoded.why}, and a valid frame follows at byte {behind}: "
-                f"damage from offset {index.end_offset} on, not a torn tail; nothing was changed",
-            )
-        if not is_torn(data, at, index.end_offset):
-            raise Corrupt(
-                "FrameCorrupt",
-                f"{path} byte {at}: {decoded.why}, but the frame is all there: damage to offset "
-                f"{index.end_offset}, not a torn tail; nothing was changed",
+                f"{path} byte {at}: {decoded.why}, {damage}: damage from offset "
+                f"{index.end_offset} on, not a torn tail; nothing was changed",
             )
         into.cut_bytes = len(data.rstrip(b"\0")) - at
         if repair:
@@ -246,7 +265,7 @@ def _is_unborn(path: Path) -> bool:
     except Corrupt as error:
         if error.reason == "SegmentVersionUnknown":
             return False
-        return find_valid_frame(data, -fmt.ALIGN_BYTES, int(path.stem) - 1) is None
+        return next(valid_frames(data, -fmt.ALIGN_BYTES, int(path.stem) - 1), None) is None
     return False
 
 

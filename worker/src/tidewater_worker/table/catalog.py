@@ -57,9 +57,17 @@ _MISSING: Final = (ice.NoSuchTableError, ice.NoSuchNamespaceError, ice.NoSuchIde
 class TableCatalog:
     """What the table process asks of a catalog; every error is a TidewaterError."""
 
-    def __init__(self, catalog: Catalog, guard: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        guard: AbstractContextManager[Any] | None = None,
+        *,
+        purges: bool = False,
+    ) -> None:
         self._catalog = catalog
         self._guard = guard or nullcontext()
+        self._purges = purges
+        """The server removes the files of a dropped table itself."""
 
     def load(self, identifier: Identifier) -> Table:
         """Load a table; NotFound if there is none."""
@@ -103,6 +111,11 @@ class TableCatalog:
                 return self._catalog.commit_table(table, requirements, updates)
         except Exception as error:
             raise commit_error(name, error) from error
+
+    def drop(self, identifier: Identifier) -> None:
+        """Drop a table; NotFound if there is none."""
+        drop = self._catalog.purge_table if self._purges else self._catalog.drop_table
+        self._ask(f"drop table {'.'.join(identifier)}", drop, identifier)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -172,7 +185,7 @@ def open_catalog(settings: CatalogSettings) -> TableCatalog:
             from tidewater_worker.table.rest import PatientRestCatalog
 
             rest = {key: value for key, value in properties.items() if key != "type"}
-            return TableCatalog(PatientRestCatalog(settings.name, **rest))
+            return TableCatalog(PatientRestCatalog(settings.name, **rest), purges=True)
         if kind == "sql":
             from tidewater_worker.table.sql import open_sql
 

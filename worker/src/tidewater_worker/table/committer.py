@@ -31,6 +31,10 @@ class Counters:
     errors: int = 0
     """Other errors of catalog or warehouse."""
     epoch_commits: int = 0
+    offers: int = 0
+    """Batches of other workers that this one was asked to commit."""
+    handed_over: int = 0
+    """Batches of this worker that another one has committed."""
     frontier_moved_back: int = 0
     """Times that the catalog had forgotten an acknowledged commit."""
     commit_ms_last: float = 0.0
@@ -56,6 +60,7 @@ class Committer:
         self._clock = clock
         self._ids = ids
         self._pinned = pinned
+        self._pinned_elsewhere = frozenset[int]()
         self._cache = ManifestCache()
 
     def perform(
@@ -63,8 +68,13 @@ class Committer:
         step: Load | RaiseEpoch | AddRows,
         claims: Mapping[int, Claim],
         prepared: Prepared | None,
+        pinned: frozenset[int] = frozenset(),
     ) -> Reply:
-        """Do one step; every failure is a TidewaterError that the protocol understands."""
+        """Do one step; every failure is a TidewaterError that the protocol understands.
+
+        `pinned` are snapshots that readers of other workers need.
+        """
+        self._pinned_elsewhere = pinned
         try:
             match step:
                 case Load():
@@ -141,7 +151,7 @@ class Committer:
         keeping = Keeping(
             count_max=maintenance.keep_snapshots,
             age_ms_max=int(maintenance.snapshot_age),
-            pinned=self._pinned(),
+            pinned=self._pinned() | self._pinned_elsewhere,
         )
         now_ms = self._clock.now_us() // 1000
         proposal = propose(view, prepared, frontiers, self._cache, keeping, now_ms)

@@ -1,12 +1,137 @@
-"""What a table's metadata says of its health. Pure."""
+"""What a table's metadata says of its health: whether it needs maintenance, and how much.
 
-from typing import Any
+Everything is counted from the manifests of one snapshot. Manifests never change, so what each of
+them adds up to is remembered: after a commit only the new ones are read, whatever the history is.
+"""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+
+from tidewater_core import names
+from tidewater_worker.table.ranges import FileRange, Lru, RangeIndex, column_ids
 from tidewater_worker.table.view import TableView
 
+SMALL_PART: Final = 0.75
+"""A file below this part of the target size is a small one, as for Spark's `rewrite_data_files`."""
+TALLIES_MAX: Final = 50_000
+"""Time spans of manifests that are remembered, over all tables."""
+MANIFESTS_READ_MAX: Final = 50
+"""Manifests that one look reads; the rest of a large table waits for the next looks."""
+_HOUR_US: Final = 3_600_000_000
+_SPANS_US: Final = {
+    "hour": _HOUR_US,
+    "day": 24 * _HOUR_US,
+    "month": 31 * 24 * _HOUR_US,
+    "year": 366 * 24 * _HOUR_US,
+}
 
-def table_health(view: TableView) -> dict[str, Any]:
-    """Return counts that tell whether a table needs maintenance."""
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The small files of some manifests, by the time span that their newest row is in."""
+
+    files: int = 0
+    nbytes: int = 0
+    by_span: Mapping[int, tuple[int, int]] | None = None
+    """Span number → (files, bytes)."""
+
+
+def tally(files: Iterable[FileRange], target_bytes: int, span_us: int) -> Tally:
+    """Count the small files of a manifest."""
+    spans: dict[int, tuple[int, int]] = {}
+    total = nbytes = 0
+    for file in files:
+        if file.nbytes < target_bytes * SMALL_PART:
+            span = file.bounds.times[1] // span_us
+            count, size = spans.get(span, (0, 0))
+            spans[span] = (count + 1, size + file.nbytes)
+            total += 1
+            nbytes += file.nbytes
+    return Tally(total, nbytes, spans)
+
+
+def debt(tallies: Iterable[Tally], span_us: int, now_us: int) -> tuple[int, int]:
+    """Return (files, bytes) that compaction would rewrite: small ones of closed time spans.
+
+    A span with one small file has nothing to be joined with. The open span is left alone: rows
+    are still being added to it.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for one in tallies:
+        for span, (count, size) in (one.by_span or {}).items():
+            files, nbytes = spans.get(span, (0, 0))
+            spans[span] = (files + count, nbytes + size)
+    closed = [found for span, found in spans.items() if span < now_us // span_us and found[0] > 1]
+    return sum(files for files, _ in closed), sum(nbytes for _, nbytes in closed)
+
+
+def span_of(spec: PartitionSpec, schema: Schema) -> int:
+    """Return the length of the time spans that a table is partitioned by; an hour if by none."""
+    for field in spec.fields:
+        if schema.find_column_name(field.source_id) == names.TW_TIME:
+            return _SPANS_US.get(str(field.transform), _HOUR_US)
+    return _HOUR_US
+
+
+class HealthIndex:
+    """Counts what snapshots consist of. Thread-safe."""
+
+    def __init__(self, index: RangeIndex) -> None:
+        self._index = index
+        self._tallies: Lru[Tally] = Lru(TALLIES_MAX)
+
+    def look(self, view: TableView, target_bytes: int, now_us: int) -> dict[str, Any]:
+        """Return counts that tell whether a table needs maintenance."""
+        metadata = view.metadata
+        snapshot = metadata.current_snapshot()
+        io = view.table.io
+        manifests = self._index.manifests_of(snapshot, io) if snapshot is not None else ()
+        span_us = span_of(metadata.spec(), metadata.schema())
+        found: list[Tally] = []
+        unread = reads = 0
+        for manifest in manifests:
+            if manifest.content is not ManifestContent.DATA:
+                continue
+            key = f"{manifest.manifest_path}#{target_bytes}#{span_us}"
+            one = self._tallies.get(key)
+            if one is None and reads >= MANIFESTS_READ_MAX:
+                unread += 1
+                continue
+            if one is None:
+                reads += 1
+                files = self._index.files_of(manifest, column_ids(metadata.schema()), io)
+                one = tally(files, target_bytes, span_us)
+                self._tallies.put(key, one, 1 + len(one.by_span or {}))
+            found.append(one)
+        debt_files, debt_bytes = debt(found, span_us, now_us)
+        return {
+            **_summary(view),
+            "manifests": len(manifests),
+            "delete_files": _delete_files(manifests),
+            "target_file_bytes": target_bytes,
+            "small_files": sum(one.files for one in found),
+            "small_bytes": sum(one.nbytes for one in found),
+            "debt_files": debt_files,
+            "debt_bytes": debt_bytes,
+            "manifests_unread": unread,
+        }
+
+
+def _delete_files(manifests: Iterable[ManifestFile]) -> int:
+    return sum(
+        (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+        for manifest in manifests
+        if manifest.content is not ManifestContent.DATA
+    )
+
+
+def _summary(view: TableView) -> dict[str, Any]:
+    """Return what the metadata says without any manifest."""
     metadata = view.metadata
     snapshot = metadata.current_snapshot()
     summary = snapshot.summary if snapshot is not None else None
@@ -23,7 +148,6 @@ def table_health(view: TableView) -> dict[str, Any]:
         "files": total("total-data-files"),
         "bytes": total("total-files-size"),
         "table_rows": total("total-records"),
-        "manifests": len(snapshot.manifests(view.table.io)) if snapshot is not None else 0,
         "metadata_versions": len(metadata.metadata_log) + 1,
         "committed_at_us": view.committed_at_us,
         "frontier": {str(p): frontier.next for p, frontier in view.frontiers.items()},

@@ -8,7 +8,7 @@ never more memory and never a wrong answer.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 
 from tidewater_core import names
 from tidewater_core.errors import Corrupt, Invalid, Retryable
+from tidewater_worker.ports import Condition
 from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.table.catalog import TableCatalog
 from tidewater_worker.table.frontier import UNWRITTEN
 from tidewater_worker.table.opening import TopicTable
+from tidewater_worker.table.pushdown import Picking, filtered
 from tidewater_worker.table.ranges import OFFSET_MAX, RangeIndex, RowGroup
 from tidewater_worker.table.row_groups import RowGroups, offsets_of
 from tidewater_worker.table.view import TableView, view_of
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 WINDOW_ROWS_MAX: Final = 131_072
 WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024
 """About this much is sorted and given at once."""
+GIVEN_BYTES: Final = 2 * 1024 * 1024
+"""About this much is in one batch: whoever sends it on holds some copies."""
 
 Pin = Callable[[int, int], None]
 
@@ -53,6 +57,11 @@ class HistoryReader:
         self._index = index
         self._view: TableView | None = None
 
+    @property
+    def where(self) -> TopicTable:
+        """The topic and its table."""
+        return self._where()
+
     def view(
         self, partition: int | None = None, end: int = 0, *, newest: bool = False
     ) -> TableView:
@@ -64,19 +73,29 @@ class HistoryReader:
         self._view = view_of(self._catalog().load(self._where().identifier))
         return self._view
 
-    def read(self, partition: int, start: int, end: int, max_rows: int) -> Iterator[pa.RecordBatch]:
+    def read(
+        self,
+        partition: int,
+        start: int,
+        end: int,
+        max_rows: int,
+        columns: Sequence[str] | None = None,
+        where: Sequence[Condition] = (),
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows [start, end), at most `max_rows`, as far as the table has them."""
         end = min(end, start + max_rows)
         if start < 0 or end <= start:
             return
+        picking = Picking.of(table_arrow_schema(self._where().spec), columns, where)
         view = self.view(partition, end)
         position, stale = start, False
         while position < end:
             check_window(view, partition, position)
             try:
-                for batch in self._read_pinned(view, partition, position, end):
-                    position += batch.num_rows
-                    yield batch
+                for batch in self._read_pinned(view, partition, position, end, picking):
+                    if batch.num_rows:
+                        position = batch.column(names.TW_OFFSET)[-1].as_py() + 1
+                        yield batch
                 return
             except FileNotFoundError as error:
                 # The snapshot was expired and its files removed while we read: go on in the newest.
@@ -86,18 +105,22 @@ class HistoryReader:
                 stale = before.snapshot_id == view.snapshot_id
 
     def _read_pinned(
-        self, view: TableView, partition: int, start: int, end: int
+        self, view: TableView, partition: int, start: int, end: int, picking: Picking
     ) -> Iterator[pa.RecordBatch]:
         end = min(end, view.frontiers.get(partition, UNWRITTEN).next)
         if view.snapshot_id is None or start >= end:
             return
-        spec = self._where().spec
-        wanted = table_arrow_schema(spec)
+        ahead = max(1, self._where().spec.reader.prefetch)
         with self._pinned(view.snapshot_id):
             files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
             groups = self._index.row_groups(files, view.table.io, partition, start, end)
-            reader = RowGroups(self._index, view, partition, wanted, max(1, spec.reader.prefetch))
-            yield from _windows(reader, groups, partition, start, end)
+            reader = RowGroups(self._index, view, partition, picking.read, ahead)
+            if picking.tests:
+                groups = reader.matching(groups, picking.tests)
+                yield from _matching(reader, groups, start, end, picking)
+                return
+            for batch in _windows(reader, groups, partition, start, end):
+                yield picking.given(batch)
 
     @contextmanager
     def _pinned(self, snapshot_id: int) -> Iterator[None]:
@@ -158,6 +181,47 @@ class HistoryReader:
         return False
 
 
+def _matching(
+    reader: RowGroups, groups: list[RowGroup], start: int, end: int, picking: Picking
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of [start, end) that meet the conditions; close the reader in the end.
+
+    Row groups without such rows are not read, so only what is read is checked: no offset twice.
+    """
+    row_bytes = _row_bytes(groups)
+    window_rows = max(1, min(WINDOW_ROWS_MAX, WINDOW_BYTES_MAX // row_bytes))
+    position = start
+    try:
+        while groups and position < end:
+            position = max(position, min(group.bounds.offsets[0] for group in groups))
+            upto = min(end, position + window_rows)
+            needed = [g for g in groups if g.bounds.offsets[0] < upto]
+            parts = reader.within(needed, groups[len(needed) :], position, upto)
+            found = [part for each in parts if (part := filtered(each, picking.tests)).num_rows]
+            if found:
+                rows = _sorted(pa.concat_tables(found)).select(list(picking.give))
+                yield from rows.to_batches(max_chunksize=max(1, GIVEN_BYTES // row_bytes))
+            position = upto
+            groups = [group for group in groups if group.bounds.offsets[1] >= position]
+    finally:
+        reader.close()
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    offsets = offsets_of(rows)
+    if not bool(np.all(np.diff(offsets) > 0)):
+        order = np.argsort(offsets, kind="stable")
+        rows, offsets = rows.take(pa.array(order)), offsets[order]
+        if not bool(np.all(np.diff(offsets) > 0)):
+            raise Corrupt("RowsDoubled", "an offset is in the table twice")
+    return rows
+
+
+def _row_bytes(groups: list[RowGroup]) -> int:
+    rows = sum(group.rows for group in groups)
+    return max(1, sum(group.nbytes for group in groups) // max(1, rows))
+
+
 def _position_schema(*more: str) -> pa.Schema:
     kinds = {
         names.TW_PARTITION: pa.int32(),
@@ -202,8 +266,7 @@ def _windows(
     reader: RowGroups, groups: list[RowGroup], partition: int, start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield [start, end) window by window; close the reader in the end."""
-    rows = sum(group.rows for group in groups)
-    row_bytes = max(1, sum(group.nbytes for group in groups) // max(1, rows))
+    row_bytes = _row_bytes(groups)
     window_rows = max(1, min(WINDOW_ROWS_MAX, WINDOW_BYTES_MAX // row_bytes))
     position = start
     try:
@@ -211,7 +274,9 @@ def _windows(
             upto = min(end, position + window_rows)
             needed = [g for g in groups if g.bounds.offsets[0] < upto]
             parts = reader.within(needed, groups[len(needed) :], position, upto)
-            yield from _ordered(parts, position, upto, partition).to_batches()
+            rows = _ordered(parts, position, upto, partition)
+            yield from rows.to_batches(max_chunksize=max(1, GIVEN_BYTES // row_bytes))
+            del parts, rows
             position = upto
             groups = [group for group in groups if group.bounds.offsets[1] >= position]
     finally:

@@ -1,5 +1,6 @@
 """When to flush and when to try again. Pure."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,18 @@ class Waiting:
     """An estimate: the log tells offsets, not bytes."""
     since: float
     """When the oldest of it became durable (monotonic seconds)."""
+
+
+def aligned_due(since: float, interval_s: float, tick_at: float, lead_s: float) -> float:
+    """Return when to cut a batch so that it comes `lead_s` before a tick of the interval.
+
+    Of the moments that do, the last one by which the oldest row has waited an interval at most.
+    """
+    latest = since + interval_s
+    if not math.isfinite(tick_at) or interval_s <= 0:
+        return latest
+    point = tick_at - lead_s
+    return point + math.floor((latest - point) / interval_s) * interval_s
 
 
 def flush_due(

@@ -28,6 +28,8 @@ class PartitionRun:
     reason: str = ""
     message: str = ""
     gaps: tuple[tuple[int, int], ...] = ()
+    table_epoch: int = 0
+    """The epoch that fenced us; 0 while none has."""
 
     @classmethod
     def of(cls, number: int, assignment: PartitionAssignment) -> "PartitionRun":
@@ -119,6 +121,7 @@ class PartitionRun:
 
     def fence(self, epoch: int) -> None:
         """Stop: another owner has this partition."""
+        self.table_epoch = epoch
         self.stop("Fenced", f"the table carries epoch {epoch}, ours is {self.epoch}")
 
     def state(self) -> PartitionState:
@@ -131,6 +134,7 @@ class PartitionRun:
             reason=self.reason,
             message=self.message,
             gaps=self.gaps,
+            table_epoch=self.table_epoch,
         )
 
 

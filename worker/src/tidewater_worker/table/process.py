@@ -17,7 +17,7 @@ from tidewater_core.settings import WorkerSettings
 from tidewater_worker.link.server import serve
 from tidewater_worker.ports import TableEngine, TopicState
 from tidewater_worker.table import memory
-from tidewater_worker.table.service import TableService
+from tidewater_worker.table.service import Hand, TableService
 
 SOCKET_NAME: Final = "table.sock"
 
@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
     memory.set_up()
     settings = WorkerSettings.from_json(Path(arguments[0]).read_bytes())
 
-    def make_engine(notify: Callable[[TopicState], None]) -> TableEngine:
-        return TableService(settings, SystemClock(), SystemIds(), notify)
+    def make_engine(notify: Callable[[TopicState], None], hand: Hand) -> TableEngine:
+        return TableService(settings, SystemClock(), SystemIds(), notify, hand=hand)
 
     # What was imported lives as long as the process: the collector need not look at it again.
     gc.collect()

@@ -47,6 +47,7 @@ class FileRange:
 
     path: str
     bounds: Bounds
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class RowGroup:
 _V = TypeVar("_V")
 
 
-class _Lru(Generic[_V]):
+class Lru(Generic[_V]):
     """A cache bounded by the sum of its entries' weights. Thread-safe."""
 
     def __init__(self, weight_max: int) -> None:
@@ -73,6 +74,7 @@ class _Lru(Generic[_V]):
         self._lock = threading.Lock()
 
     def get(self, key: str) -> _V | None:
+        """Return what is kept under a key, and keep it longer."""
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -81,6 +83,7 @@ class _Lru(Generic[_V]):
             return found[0]
 
     def take(self, key: str) -> _V | None:
+        """Return what is kept under a key, and forget it."""
         with self._lock:
             found = self._items.pop(key, None)
             if found is None:
@@ -89,6 +92,7 @@ class _Lru(Generic[_V]):
             return found[0]
 
     def put(self, key: str, value: _V, weight: int) -> None:
+        """Keep a value; the least used ones make room."""
         with self._lock:
             if key in self._items or weight > self._weight_max:
                 return
@@ -103,10 +107,10 @@ class RangeIndex:
     """Bounds of files and row groups, remembered: manifests and data files never change."""
 
     def __init__(self) -> None:
-        self._manifests: _Lru[tuple[FileRange, ...]] = _Lru(FILES_CACHED_MAX)
-        self._lists: _Lru[tuple[ManifestFile, ...]] = _Lru(MANIFESTS_CACHED_MAX)
-        self._footers: _Lru[pq.FileMetaData] = _Lru(FOOTERS_CACHED_MAX)
-        self._leftovers: _Lru[pa.Table] = _Lru(LEFTOVER_BYTES_MAX)
+        self._manifests: Lru[tuple[FileRange, ...]] = Lru(FILES_CACHED_MAX)
+        self._lists: Lru[tuple[ManifestFile, ...]] = Lru(MANIFESTS_CACHED_MAX)
+        self._footers: Lru[pq.FileMetaData] = Lru(FOOTERS_CACHED_MAX)
+        self._leftovers: Lru[pa.Table] = Lru(LEFTOVER_BYTES_MAX)
 
     def keep_leftover(self, key: str, rows: pa.Table, nbytes: int) -> None:
         """Keep a decoded row group of which the reader has given only the beginning."""
@@ -116,7 +120,8 @@ class RangeIndex:
         """Return a decoded row group that an earlier reader left, and forget it."""
         return self._leftovers.take(key)
 
-    def _manifests_of(self, snapshot: Snapshot, io: FileIO) -> tuple[ManifestFile, ...]:
+    def manifests_of(self, snapshot: Snapshot, io: FileIO) -> tuple[ManifestFile, ...]:
+        """Return the manifests of a snapshot."""
         found = self._lists.get(snapshot.manifest_list)
         if found is None:
             found = tuple(snapshot.manifests(io))
@@ -128,7 +133,7 @@ class RangeIndex:
         snapshot = metadata.snapshot_by_id(snapshot_id)
         assert snapshot is not None
         columns = column_ids(metadata.schema())
-        for manifest in self._manifests_of(snapshot, io):
+        for manifest in self.manifests_of(snapshot, io):
             if manifest.content != ManifestContent.DATA:
                 if manifest.has_added_files() or manifest.has_existing_files():
                     raise Invalid(
@@ -136,12 +141,18 @@ class RangeIndex:
                         "the table has merge-on-read deletes; compact it before reading history",
                     )
                 continue
-            ranges = self._manifests.get(manifest.manifest_path)
-            if ranges is None:
-                entries = manifest.fetch_manifest_entry(io)
-                ranges = tuple(_file_range(entry.data_file, columns) for entry in entries)
-                self._manifests.put(manifest.manifest_path, ranges, max(1, len(ranges)))
-            yield from ranges
+            yield from self.files_of(manifest, columns, io)
+
+    def files_of(
+        self, manifest: ManifestFile, columns: tuple[int, int, int], io: FileIO
+    ) -> tuple[FileRange, ...]:
+        """Return the data files of a manifest."""
+        ranges = self._manifests.get(manifest.manifest_path)
+        if ranges is None:
+            entries = manifest.fetch_manifest_entry(io)
+            ranges = tuple(_file_range(entry.data_file, columns) for entry in entries)
+            self._manifests.put(manifest.manifest_path, ranges, max(1, len(ranges)))
+        return ranges
 
     def footer(self, path: str, io: FileIO) -> pq.FileMetaData:
         """Return the footer of a data file."""
@@ -191,7 +202,8 @@ def _file_range(file: DataFile, columns: tuple[int, int, int]) -> FileRange:
                 int.from_bytes(high, "little", signed=True),
             )
         )
-    return FileRange(file.file_path, Bounds(found[0], found[1], found[2]))
+    bounds = Bounds(found[0], found[1], found[2])
+    return FileRange(file.file_path, bounds, file.file_size_in_bytes)
 
 
 def _row_groups(file: FileRange, footer: pq.FileMetaData) -> Iterator[RowGroup]:

@@ -1,5 +1,6 @@
 """Decoding row groups for a reader: some ahead of need, each once if memory allows."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -10,11 +11,12 @@ import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from tidewater_core import names
+from tidewater_worker.table.pushdown import Test, group_may_match
 from tidewater_worker.table.ranges import RangeIndex, RowGroup
 from tidewater_worker.table.shape import FIELD_ID
 from tidewater_worker.table.view import TableView
 
-DECODED_BYTES_MAX: Final = 32 * 1024 * 1024
+DECODED_BYTES_MAX: Final = 20 * 1024 * 1024
 """Row groups that a reader keeps decoded while later windows still need them; one larger than
 this is held alone."""
 
@@ -47,6 +49,29 @@ class RowGroups:
             if low < position <= high and not future.cancelled() and future.exception() is None:
                 self._index.keep_leftover(self._key(group), future.result(), group.nbytes)
         self._decoded.clear()
+
+    def matching(self, groups: list[RowGroup], tests: Sequence[Test]) -> list[RowGroup]:
+        """Keep the row groups that can hold rows which meet all conditions."""
+        found: list[RowGroup] = []
+        paths: dict[str, dict[str, int]] = {}
+        for group in groups:
+            footer = self._index.footer(group.path, self._io)
+            if group.path not in paths:
+                paths[group.path] = self._paths(footer)
+            if group_may_match(footer.row_group(group.index), paths[group.path], tests):
+                found.append(group)
+        return found
+
+    def _paths(self, footer: pq.FileMetaData) -> dict[str, int]:
+        """Return where a file has the table's columns; it may know them under other names."""
+        columns = columns_by_name(footer.schema.to_arrow_schema(), self._schema, self._wanted)
+        ours = {there: name for name, there in columns.items()}
+        found: dict[str, int] = {}
+        for at in range(footer.num_columns):
+            top, dot, rest = footer.schema.column(at).path.partition(".")
+            if top in ours:
+                found[f"{ours[top]}{dot}{rest}"] = at
+        return found
 
     def within(
         self, needed: list[RowGroup], later: list[RowGroup], start: int, end: int

@@ -2,20 +2,31 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 from tidewater_core.clock import Clock, IdSource
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import NotFound
+from tidewater_core.errors import NotFound, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
-from tidewater_worker.ports import FlushResult, PartitionState, Phase, TopicAssignment, TopicState
+from tidewater_worker.ports import (
+    Condition,
+    FlushResult,
+    Followed,
+    Offer,
+    OfferAnswer,
+    PartitionState,
+    TopicAssignment,
+    TopicState,
+)
 from tidewater_worker.table.catalog import TableCatalog, open_catalog
+from tidewater_worker.table.dropping import drop_table
 from tidewater_worker.table.flushing import flush_result, flush_timeout
-from tidewater_worker.table.health import table_health
+from tidewater_worker.table.follower import Follower, partition_states
+from tidewater_worker.table.health import HealthIndex
 from tidewater_worker.table.history import HistoryReader
 from tidewater_worker.table.memory import give_back
 from tidewater_worker.table.opening import TopicTable
@@ -23,6 +34,7 @@ from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.scheduler import Scheduler
 from tidewater_worker.table.snapshots import frontier_at
 from tidewater_worker.table.topic import TopicRun
+from tidewater_worker.table.topic_joint import JointTopic
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +55,10 @@ class Janitor:
         return None
 
 
+Hand = Callable[[Offer, Callable[[OfferAnswer], None]], None]
+"""Sends files to the committing worker of a topic; the answer comes once, later."""
+
+
 class TableService:
     """Commits the rows of many topics, and reads them back."""
 
@@ -53,8 +69,10 @@ class TableService:
         ids: IdSource,
         notify: Callable[[TopicState], None],
         catalog: TableCatalog | None = None,
+        hand: Hand | None = None,
     ) -> None:
         self._settings = settings
+        self._hand = hand
         self._clock = clock
         self._ids = ids
         self._notify = notify
@@ -62,8 +80,10 @@ class TableService:
         self._catalog_lock = threading.Lock()
         self._lock = threading.Lock()
         self._topics: dict[str, TopicRun] = {}
+        self._followers: dict[str, Follower] = {}
         self._others: dict[str, TopicAssignment] = {}
         self._index = RangeIndex()
+        self._health = HealthIndex(self._index)
         self._scheduler = Scheduler(THREADS, clock, "table")
         self._janitor = Janitor()
 
@@ -73,14 +93,16 @@ class TableService:
         # History is readable everywhere: topics that others own are read, never written.
         self._others = {a.topic: a for a in topics if not a.partitions}
         with self._lock:
+            for name in [n for n in self._followers if n not in wanted and n not in self._others]:
+                self._scheduler.forget(self._followers.pop(name))
             for name in [name for name in self._topics if name not in wanted]:
-                self._scheduler.forget(self._topics.pop(name))
+                self._let_go(self._topics.pop(name))
                 log.info("topic let go topic=%s", name)
             for name, assignment in wanted.items():
                 run = self._topics.get(name)
                 if run is None or run.where.uuid != assignment.uuid:
                     if run is not None:
-                        self._scheduler.forget(run)
+                        self._let_go(run)
                     run = TopicRun(
                         assignment,
                         self.catalog,
@@ -89,10 +111,32 @@ class TableService:
                         self._notify,
                         self._index,
                     )
+                    if self._hand is not None:
+                        run.hand = self._hand_over
                     self._topics[name] = run
                 else:
                     run.inbox.assign(assignment)
                 self._scheduler.poke(run)
+
+    def _let_go(self, run: TopicRun) -> None:
+        self._scheduler.forget(run)
+        run.offers.refuse("NotCommitter", "the topic was let go by this worker", close=True)
+
+    def _hand_over(self, run: JointTopic, offer: Offer) -> None:
+        def answered(answer: OfferAnswer) -> None:
+            run.answered(offer.id, answer)
+            self._scheduler.poke(run)
+
+        assert self._hand is not None
+        self._hand(offer, answered)
+
+    def commit_offer(self, offer: Offer, answer: Callable[[OfferAnswer], None]) -> None:
+        """Take another worker's files into the next commit; `answer` is called once, later."""
+        run = self._topics.get(offer.topic)
+        if run is None or run.where.uuid != offer.topic_uuid:
+            raise Retryable("NotCommitter", f"{offer.topic} has no partition on this worker", 100)
+        run.take_offer(offer, answer)
+        self._scheduler.poke(run)
 
     def durable(self, topic: str, ends: dict[int, int]) -> None:
         """Note how far partitions are durable."""
@@ -116,11 +160,36 @@ class TableService:
         return result
 
     def history(
-        self, topic: str, partition: int, start: int, end: int, max_rows: int
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        max_rows: int,
+        columns: Sequence[str] | None = None,
+        where: Sequence[Condition] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Read [start, end) from the table in offset order, contiguous, at most `max_rows`."""
+        """Read [start, end) from the table in offset order, at most `max_rows`."""
         self._scheduler.poke(self._janitor, self._clock.monotonic() + JANITOR_S)
-        return self._reader(topic).read(partition, start, end, max_rows)
+        return self._reader(topic).read(partition, start, end, max_rows, columns, where)
+
+    def follow(
+        self,
+        topic: str,
+        known: int | None,
+        timeout_s: float,
+        answer: Callable[[Followed | TidewaterError], None],
+    ) -> None:
+        """Call `answer` once, when the table's snapshot is not `known` or the time is up."""
+        reader = self._reader(topic)
+        with self._lock:
+            follower = self._followers.get(topic)
+            if follower is None or follower.uuid != reader.where.uuid:
+                poll_s = reader.where.spec.reader.poll_interval.seconds
+                follower = Follower(reader, self._clock, poll_s)
+                self._followers[topic] = follower
+        follower.wait(known, self._clock.monotonic() + timeout_s, answer)
+        self._scheduler.poke(follower)
 
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """Return the first offset in the table whose time is not before `timestamp_us`."""
@@ -133,37 +202,42 @@ class TableService:
     def stats(self, topic: str) -> dict[str, Any]:
         """Return table health from metadata, and what has happened since the process began."""
         run = self._topics.get(topic)
-        counters = {} if run is None else run.counters()
-        return {**table_health(self._reader(topic).view()), **counters}
+        reader = self._reader(topic)
+        # What the last commit told will do; an idle topic's state is loaded once.
+        view = (None if run is None else run.seen) or reader.view()
+        spec = reader.where.spec
+        target_bytes = int(spec.maintenance.target_file_size)
+        health = self._health.look(view, target_bytes, self._clock.now_us())
+        return {**health, **({} if run is None else run.counters())}
 
     def bounds(self, topic: str) -> dict[int, PartitionState]:
         """Return how far each partition is in the table now."""
-        view = self._reader(topic).view(newest=True)
-        return {
-            number: PartitionState(
-                found.next,
-                view.starts.get(number, 0),
-                found.epoch,
-                Phase.RUNNING,
-                gaps=view.gaps.get(number, ()),
-            )
-            for number, found in view.frontiers.items()
-        }
+        return partition_states(self._reader(topic).view(newest=True))
 
-    def _reader(self, topic: str) -> HistoryReader:
-        run = self._topics.get(topic)
-        if run is not None:
-            return run.reader
+    def drop_table(self, topic: str) -> bool:
+        """Drop the table of a topic that is being deleted, with its files; False if none."""
+        if topic in self._topics:
+            raise Retryable("TopicInUse", f"{topic} still has partitions on this worker", 500)
+        return drop_table(self.catalog(), self._other(topic))
+
+    def _other(self, topic: str) -> TopicTable:
+        """Return a topic of which this worker has no partition."""
         other = self._others.get(topic)
         if other is None:
             raise NotFound("UnknownTopic", f"{topic} is not on this worker")
         name = TopicName.parse(topic)
-        where = TopicTable(
+        return TopicTable(
             name,
             other.uuid,
             TopicSpec.from_json(other.spec),
             log_path(self._settings.log_root, name, 0).parent,
         )
+
+    def _reader(self, topic: str) -> HistoryReader:
+        run = self._topics.get(topic)
+        if run is not None:
+            return run.reader
+        where = self._other(topic)
         # Nobody here expires its snapshots, so there is nothing to pin against.
         return HistoryReader(
             lambda: where, self.catalog, lambda: None, lambda _snapshot, _count: None, self._index

@@ -231,9 +231,7 @@ def _runs(parts: list[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _joined(run: list[pa.RecordBatch]) -> pa.Table:
     """Make one table of batches, and few chunks of many small ones: encoding pays per chunk."""
     rows = pa.Table.from_batches(run)
-    position = rows.schema.get_field_index(names.TW_PRODUCER)
-    if position >= 0:
-        rows = rows.remove_column(position)
+    rows = rows.drop_columns([name for name in names.LOG_ONLY if name in rows.schema.names])
     return rows.combine_chunks() if rows.num_rows < SMALL_BATCH_ROWS * len(run) else rows
 
 

@@ -7,125 +7,56 @@ Calls from the link only leave notes (`Inbox`) and poke the scheduler; everythin
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from tidewater_core.clock import Clock, IdSource
 from tidewater_core.errors import Corrupt, Invalid, TidewaterError
-from tidewater_worker.ports import Phase, TopicAssignment, TopicState
-from tidewater_worker.table.catalog import CommitRefused, TableCatalog
+from tidewater_worker.ports import Phase
 from tidewater_worker.table.commit import (
     Halted,
     Identity,
     Outcome,
     Reply,
-    Step,
     Wait,
     check_head,
     check_identity,
     run_commit,
 )
-from tidewater_worker.table.committer import Committer
 from tidewater_worker.table.cut import Cut, SourceFailed, cut_batch
 from tidewater_worker.table.files import FilePlan, plan_files
 from tidewater_worker.table.frontier import UNWRITTEN, Claim, Fenced, MovedBack, Recut
-from tidewater_worker.table.history import HistoryReader
-from tidewater_worker.table.inbox import Inbox
 from tidewater_worker.table.memory import give_back
 from tidewater_worker.table.opening import (
     bind_table,
-    bound_table,
     load_fitting,
     open_table,
     topic_table,
 )
-from tidewater_worker.table.pace import Waiting, flush_due, pause_s
-from tidewater_worker.table.partition_run import PartitionSet
-from tidewater_worker.table.ranges import RangeIndex
+from tidewater_worker.table.pace import Waiting, flush_due
+from tidewater_worker.table.topic_base import RECHECK_S
+from tidewater_worker.table.topic_joint import JointTopic
 from tidewater_worker.table.view import TableView
 
 log = logging.getLogger(__name__)
 
 IDLE_RELEASE_S: Final = 10.0
 """An idle topic gives its memory back after this: a thousand of them must cost nothing."""
-RECHECK_S: Final = 30.0
-"""How often a stopped topic looks whether a person has mended what stopped it."""
 RELOAD_S: Final = 10.0
 """How often to load the table although our last commit has told its state: what others set on
 `main` without moving it would be overwritten with what it was."""
-CONFLICTS_QUIET: Final = 5
-"""So many conflicts in a row are ordinary; more are reported as retrying."""
-ROW_BYTES_GUESS: Final = 256.0
 
 
-class TopicRun:
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A batch could not be cut."""
+
+    again: float | None
+    """When to be called again."""
+
+
+class TopicRun(JointTopic):
     """A topic that this worker owns partitions of."""
-
-    def __init__(
-        self,
-        assignment: TopicAssignment,
-        catalog: Callable[[], TableCatalog],
-        clock: Clock,
-        ids: IdSource,
-        notify: Callable[[TopicState], None],
-        index: RangeIndex,
-    ) -> None:
-        self.where = topic_table(assignment)
-        self.inbox = Inbox(assignment)
-        self.reader = HistoryReader(
-            lambda: self.where, catalog, lambda: self._view, self.inbox.pin, index
-        )
-        self._spec_json = assignment.spec
-        self._catalog = catalog
-        self._clock = clock
-        self._ids = ids
-        self._notify = notify
-        self._partitions = PartitionSet()
-        self._partitions.absorb(assignment, {})
-        self._committer: Committer | None = None
-        self._view: TableView | None = None
-        self._plan: tuple[tuple[int, int], FilePlan] | None = None
-        self._commit: Generator[Step, Reply, Outcome] | None = None
-        self._claims: Mapping[int, Claim] = {}
-        self._cut: Cut | None = None
-        self._table_uuid = ""
-        self._snapshot_id: int | None = None
-        self._committed_at_us = 0
-        self._failures = 0
-        self._not_before = 0.0
-        self._recheck_at = 0.0
-        self._reload_at = 0.0
-        self._since: float | None = None
-        self._cut_at = 0.0
-        self._commit_at = float("-inf")
-        self._backlog = False
-        self._row_bytes = ROW_BYTES_GUESS
-        self.state = self._build_state()
-
-    def __repr__(self) -> str:
-        """Name the topic."""
-        return f"TopicRun({self.where.topic})"
-
-    # Asked by any thread.
-
-    @property
-    def drained(self) -> bool:
-        """Say if nothing waits that could still be committed."""
-        assignment, ends = self.inbox.take()
-        state = self.state
-        return all(
-            part.state is Phase.STOPPED
-            or part.next >= max(ends.get(n, 0), assignment.partitions[n].durable_end)
-            for n, part in state.partitions.items()
-            if n in assignment.partitions
-        )
-
-    def counters(self) -> dict[str, Any]:
-        """Return what has happened so far, for `stats`."""
-        if self._committer is None:
-            return {}
-        counters = self._committer.counters
-        return {name: getattr(counters, name) for name in counters.__slots__}
 
     # Run by the scheduler, one thread at a time.
 
@@ -143,6 +74,7 @@ class TopicRun:
     def _absorb(self) -> None:
         """Take in what the link has said."""
         assignment, ends = self.inbox.take()
+        self._role = assignment.commits
         changed = self._partitions.absorb(assignment, ends)
         if assignment.spec != self._spec_json:
             # The table may have to gain columns before the next row.
@@ -171,10 +103,24 @@ class TopicRun:
         if self._commit is not None:
             self._commit.close()
         self._commit, self._cut = None, None
+        self._abandon_joint()
 
     def _advance(self, now: float) -> float | None:
+        if self._handed is not None:
+            return self._await_answer()
+        if self._joint is not None:
+            return self._drive_joint()
         if self._commit is not None:
             return self._drive()
+        offers_due = self._joint_due(now)
+        if offers_due is None:
+            return self._advance_own(now)
+        if offers_due <= now:
+            return self._flush()
+        own = self._advance_own(now)
+        return offers_due if own is None else min(own, offers_due)
+
+    def _advance_own(self, now: float) -> float | None:
         if self._partitions.opening:
             return self._open()
         if self._partitions.stopped:
@@ -193,20 +139,19 @@ class TopicRun:
         if rows == 0:
             self._since = None
             return None
-        if self.inbox.in_haste or any(
-            run.waiting and run.next < self.inbox.wanted(number)
-            for number, run in self._partitions.items()
-        ):
+        if self.inbox.in_haste or self._is_wanted:
             return now
         writer = self.where.spec.writer
-        return flush_due(
-            Waiting(rows, int(rows * self._row_bytes), self._since or now),
+        since = self._since or now
+        due = flush_due(
+            Waiting(rows, int(rows * self._row_bytes), since),
             interval_s=writer.flush_interval.seconds,
             rows_max=writer.batch_rows,
             bytes_max=int(writer.batch_bytes),
             committed_at=self._commit_at,
             backlog=self._backlog,
         )
+        return self._aligned(due, since)
 
     def _release(self) -> None:
         if self._view is not None:
@@ -243,6 +188,9 @@ class TopicRun:
             if ours
             or (starts[run.number] is None and run.must_go_first(view.frontiers.get(run.number)))
         }
+        if claims and self._hands_over and not ours and not self._epochs_handed:
+            self._epochs_handed = True  # what fails once is done alone
+            return self._hand_over(identity, claims)
         if claims:
             return self._begin(identity, claims, view)
         return self._opened(view)
@@ -250,6 +198,7 @@ class TopicRun:
     def _opened(self, view: TableView) -> float:
         """Take the frontiers of a table that is ours."""
         self._saw(view)
+        self._epochs_handed = False
         for run in self._partitions.opening:
             found = view.frontiers.get(run.number, UNWRITTEN)
             try:
@@ -276,17 +225,6 @@ class TopicRun:
         self._note_waiting()
         return self._clock.monotonic()
 
-    def _identity(self) -> Identity:
-        bound = self._table_uuid or bound_table(self.where)
-        return Identity(str(self.where.topic), self.where.uuid, bound)
-
-    def _get_committer(self) -> Committer:
-        if self._committer is None:
-            self._committer = Committer(
-                self._catalog(), self.where, self._clock, self._ids, self.inbox.pinned
-            )
-        return self._committer
-
     def _recheck(self, now: float) -> float | None:
         """Look again at a stopped topic, unless other owners have it."""
         mendable = [run for run in self._partitions.values() if run.reason != "Fenced"]
@@ -302,11 +240,26 @@ class TopicRun:
     # Flushing.
 
     def _flush(self) -> float | None:
-        """Cut a batch from the logs and begin to commit it."""
+        """Cut a batch from the logs and begin to commit it, or hand it over."""
+        self._joint_at = self._clock.monotonic()
+        taken = self.offers.take()
+        failed = self._make_cut() if self._partitions.waiting else None
+        if taken:
+            return self._begin_joint(taken)
+        if failed is not None:
+            return failed.again
+        if self._cut is None:  # whoever offered has gone
+            return self._joint_at
+        identity, claims = self._identity(), self._partitions.claims()
+        if self._hands_over:
+            return self._hand_over(identity, claims)
+        return self._begin(identity, claims, self._view)
+
+    def _make_cut(self) -> "_Failed | None":
         self._cut_at = self._clock.monotonic()
         writer, maintenance = self.where.spec.writer, self.where.spec.maintenance
         try:
-            identity = self._identity()
+            self._identity()
             self._cut = cut_batch(
                 self._file_plan(),
                 self._partitions.sources(),
@@ -316,15 +269,15 @@ class TopicRun:
             )
         except SourceFailed as failed:
             if not isinstance(failed.error, Corrupt):
-                return self._fail(failed.error)
+                return _Failed(self._fail(failed.error))
             self._stop(failed.partition, failed.error)
-            return self._clock.monotonic()
+            return _Failed(self._clock.monotonic())
         except (Invalid, Corrupt) as error:
-            return self._halt(error.reason, error.message)
+            return _Failed(self._halt(error.reason, error.message))
         except TidewaterError as error:
-            return self._fail(error)
+            return _Failed(self._fail(error))
         self._row_bytes = max(1.0, self._cut.nbytes / self._cut.prepared.rows)
-        return self._begin(identity, self._partitions.claims(), self._view)
+        return None
 
     def _file_plan(self) -> FilePlan:
         if self._view is None or self._cut_at >= self._reload_at:
@@ -389,14 +342,18 @@ class TopicRun:
         self._saw(outcome.view)
         if cut is None:
             return self._opened(outcome.view)
-        self._committed(cut, outcome.view, now)
+        view = outcome.view
+        nexts = {number: view.frontiers[number].next for number in cut.prepared.spans}
+        self._committed(cut, nexts, view.starts, now)
         return now
 
-    def _committed(self, cut: Cut, view: TableView, now: float) -> None:
+    def _committed(
+        self, cut: Cut, nexts: Mapping[int, int], starts: Mapping[int, int], now: float
+    ) -> None:
         for number in cut.prepared.spans:
-            self._partitions[number].next = view.frontiers[number].next
+            self._partitions[number].next = nexts[number]
         for run in self._partitions.values():
-            run.start = view.starts.get(run.number, 0)
+            run.start = starts.get(run.number, run.start)
             run.running()
         self._commit_at = now
         self._backlog = not cut.complete
@@ -408,7 +365,7 @@ class TopicRun:
             self.where.topic,
             cut.prepared.rows,
             len(cut.prepared.files),
-            view.snapshot_id,
+            self._snapshot_id,
             counters.flush_ms_last,
         )
 
@@ -434,66 +391,3 @@ class TopicRun:
                 run.phase.value,
             )
         return self._clock.monotonic()
-
-    # Trouble.
-
-    def _fail(self, error: TidewaterError) -> float:
-        """Try again later, outside of a commit."""
-        self._failures += 1
-        return self._retry_later(self._failures, error)
-
-    def _retry_later(self, failures: int, error: TidewaterError) -> float:
-        refused = isinstance(error, CommitRefused)
-        delay = pause_s(failures, refused=refused, jitter=self._ids.jitter())
-        if not refused or failures > CONFLICTS_QUIET:
-            for run in self._partitions.values():
-                run.retrying(error.reason, error.message)
-            log.warning(
-                "will try again topic=%s failures=%d in_s=%.2f %s",
-                self.where.topic,
-                failures,
-                delay,
-                error,
-            )
-        self._not_before = self._clock.monotonic() + delay
-        return self._not_before
-
-    def _stop(self, partition: int, error: TidewaterError) -> None:
-        self._partitions[partition].stop(error.reason, error.message)
-        log.error("partition stopped topic=%s partition=%d %s", self.where.topic, partition, error)
-
-    def _halt(self, reason: str, message: str) -> float | None:
-        log.error("topic stopped topic=%s reason=%s %s", self.where.topic, reason, message)
-        for run in self._partitions.values():
-            if run.phase is not Phase.STOPPED:
-                run.stop(reason, message)
-        self._view = None
-        self._recheck_at = self._clock.monotonic() + RECHECK_S
-        return self._recheck_at
-
-    # What is told.
-
-    def _saw(self, view: TableView) -> None:
-        self._view = view
-        self._table_uuid = view.table_uuid
-        self._snapshot_id = view.snapshot_id
-        self._committed_at_us = view.committed_at_us
-
-    def _build_state(self) -> TopicState:
-        return TopicState(
-            topic=str(self.where.topic),
-            partitions={number: run.state() for number, run in self._partitions.items()},
-            table_uuid=self._table_uuid,
-            snapshot_id=self._snapshot_id,
-            committed_at_us=self._committed_at_us,
-        )
-
-    def _publish(self) -> None:
-        state = self._build_state()
-        # Whoever has just assigned may be a new edge that knows nothing yet.
-        if not self.inbox.announce() and state == self.state:
-            return
-        with self.inbox.changed:
-            self.state = state
-            self.inbox.changed.notify_all()
-        self._notify(state)

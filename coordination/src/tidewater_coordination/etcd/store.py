@@ -1,0 +1,407 @@
+"""Coordination in etcd: for workers of many machines.
+
+Every change is one transaction that requires what it was decided on: the revision of the record,
+and that our session's key is still on our lease. A change that got no answer may be sent again:
+if the first one landed the conditions no longer hold, and the decision is made anew.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Final, TypeVar
+
+import msgspec
+
+from tidewater_coordination import rules
+from tidewater_coordination.etcd import wire
+from tidewater_coordination.etcd.client import EtcdClient
+from tidewater_coordination.etcd.keys import PREFIX, Keys
+from tidewater_coordination.etcd.login import Login
+from tidewater_coordination.etcd.mirror import Mirror, session_name
+from tidewater_coordination.port import (
+    SESSION_TTL_S,
+    CursorKey,
+    Gap,
+    Grant,
+    Ownership,
+    RegisteredSubscription,
+    RegisteredTopic,
+    Registry,
+    TopicPhase,
+    WorkerInfo,
+)
+from tidewater_coordination.session import SessionKeeper
+from tidewater_core.errors import OutcomeUnknown, Retryable
+
+ROUNDS_MAX: Final = 20
+"""Attempts against others that change the same record."""
+CURSORS_PER_TXN: Final = 60
+"""etcd takes 128 conditions in a transaction: one for each cursor and one for its partition."""
+CATCH_UP_S: Final = 2.0
+Named = TypeVar("Named", RegisteredTopic, RegisteredSubscription)
+
+
+class EtcdCoordination:
+    """Registry, ownership, leases and cursors in etcd."""
+
+    def __init__(
+        self, endpoints: Sequence[str], prefix: str = PREFIX, login: Login | None = None
+    ) -> None:
+        self.client = EtcdClient(endpoints, login)
+        self._keys = Keys(prefix)
+        self._mirror = Mirror(self.client, self._keys)
+        self._worker: WorkerInfo | None = None
+        self._ttl_s = SESSION_TTL_S
+        self._keeper: SessionKeeper | None = None
+        self._cursor_revisions: dict[bytes, int] = {}
+        self._owner_revisions: dict[tuple[str, int], tuple[int, int]] = {}
+        """Partition to its epoch and the revision of its record."""
+        self._storing = asyncio.Lock()
+
+    # ---- session
+
+    async def start(self, worker: WorkerInfo | None = None, ttl_s: float = SESSION_TTL_S) -> None:
+        """Connect; with a worker given, open its session and keep it alive."""
+        self.client.open()
+        try:
+            await self._mirror.start()
+            if worker is not None:
+                self._worker, self._ttl_s = worker, ttl_s
+                self._keeper = SessionKeeper(ttl_s, self._open_session, self._renew_session)
+                await self._keeper.start()
+        except BaseException:
+            await self.close()  # as it was, so that it can be tried again
+            raise
+
+    @property
+    def session(self) -> str:
+        """The session's name; empty while there is none."""
+        return "" if self._keeper is None else self._keeper.session
+
+    @property
+    def session_deadline(self) -> float:
+        """The moment up to which the session is certainly live."""
+        return 0.0 if self._keeper is None else self._keeper.deadline
+
+    @property
+    def session_counters(self) -> Mapping[str, int]:
+        """What happened to the session so far."""
+        return {} if self._keeper is None else self._keeper.counters
+
+    async def close(self) -> None:
+        """End the session and hang up."""
+        session = self.session
+        if self._keeper is not None:
+            await self._keeper.close()
+            self._keeper = None
+        if session:
+            with suppress(Retryable):
+                await self.client.revoke_lease(int(session, 16))
+        await self._mirror.close()
+        await self.client.close()
+
+    async def _open_session(self) -> str:
+        worker = self._worker
+        assert worker is not None
+        key = self._keys.worker(worker.worker_id)
+        lease = await self.client.grant_lease(math.ceil(self._ttl_s))
+        for _ in range(ROUNDS_MAX):
+            found = (await self.client.range(key)).kvs
+            if found and found[0].lease != lease:
+                rules.check_id_free(worker, msgspec.json.decode(found[0].value, type=WorkerInfo))
+            answer = await self.client.txn(
+                [wire.is_at(key, found[0].mod_revision if found else 0)],
+                [wire.put(key, msgspec.json.encode(worker), lease)],
+            )
+            if answer.succeeded:
+                if found and found[0].lease not in (0, lease):
+                    # An earlier process of this volume: its session must not look live.
+                    with suppress(Retryable):
+                        await self.client.revoke_lease(found[0].lease)
+                await self._mirror.reaches(answer.revision, CATCH_UP_S)
+                return session_name(lease)
+        raise _contended(key)
+
+    async def _renew_session(self, session: str) -> bool:
+        return await self.client.keep_alive(int(session, 16), self._ttl_s / 2)
+
+    def _session_holds(self) -> bytes:
+        """Return the condition that our session is live."""
+        if self._worker is None or not self.session:
+            raise Retryable("SessionLost", "this worker has no session", 500)
+        return wire.has_lease(self._keys.worker(self._worker.worker_id), int(self.session, 16))
+
+    # ---- registry
+
+    async def registry(self) -> Registry:
+        """Return everything but cursors."""
+        return self._mirror.registry()
+
+    async def changed(self, since: int, timeout_s: float) -> int:
+        """Wait until the version is not `since`, at most `timeout_s`; return it."""
+        return await self._mirror.changed(since, timeout_s)
+
+    async def register_topic(self, topic: str, spec: str, uuid: str) -> RegisteredTopic:
+        """Add a topic or change its spec; an existing one keeps its uuid."""
+        return await self._register(self._keys.topic(topic), RegisteredTopic(topic, uuid, spec))
+
+    async def register_subscription(
+        self, name: str, spec: str, uuid: str
+    ) -> RegisteredSubscription:
+        """Add a subscription or change its spec; an existing one keeps its uuid."""
+        wanted = RegisteredSubscription(name, uuid, spec)
+        return await self._register(self._keys.subscription(name), wanted)
+
+    async def _register(self, key: bytes, wanted: Named) -> Named:
+        for _ in range(ROUNDS_MAX):
+            found = (await self.client.range(key)).kvs
+            if found:
+                known = msgspec.json.decode(found[0].value, type=type(wanted))
+                if known.spec == wanted.spec:
+                    return known
+                wanted = msgspec.structs.replace(known, spec=wanted.spec)
+            answer = await self.client.txn(
+                [wire.is_at(key, found[0].mod_revision if found else 0)],
+                [wire.put(key, msgspec.json.encode(wanted))],
+            )
+            if answer.succeeded:
+                await self._mirror.reaches(answer.revision, CATCH_UP_S)
+                return wanted
+        raise _contended(key)
+
+    async def set_topic_phase(self, topic: str, uuid: str, phase: TopicPhase) -> bool:
+        """Move a topic on in its life; False if there is none of that uuid."""
+        key = self._keys.topic(topic)
+        for _ in range(ROUNDS_MAX):
+            found = (await self.client.range(key)).kvs
+            known = msgspec.json.decode(found[0].value, type=RegisteredTopic) if found else None
+            if known is None or known.uuid != uuid:
+                return False
+            wanted = rules.moved_on(known, phase)
+            if wanted == known:
+                return True
+            answer = await self.client.txn(
+                [wire.is_at(key, found[0].mod_revision)],
+                [wire.put(key, msgspec.json.encode(wanted))],
+            )
+            if answer.succeeded:
+                await self._mirror.reaches(answer.revision, CATCH_UP_S)
+                return True
+        raise _contended(key)
+
+    async def unregister_topic(self, topic: str) -> None:
+        """Forget a topic, its assignment, owners and cursors."""
+        owners, cursors = self._keys.owners(topic), self._keys.cursors(topic)
+        await self._write(
+            wire.delete(self._keys.topic(topic)),
+            wire.delete(self._keys.assignment(topic)),
+            wire.delete(owners, wire.prefix_end(owners)),
+            wire.delete(cursors, wire.prefix_end(cursors)),
+        )
+
+    async def unregister_subscription(self, name: str) -> None:
+        """Forget a subscription and its cursors."""
+        prefix = self._keys.all_cursors.encode()
+        every = await self.client.range(prefix, wire.prefix_end(prefix), keys_only=True)
+        doomed = [kv.key for kv in every.kvs if self._keys.subscription_of_cursor(kv.key) == name]
+        for begin in range(0, len(doomed), CURSORS_PER_TXN):
+            some = doomed[begin : begin + CURSORS_PER_TXN]
+            await self._write(*(wire.delete(key) for key in some))
+        await self._write(wire.delete(self._keys.subscription(name)))
+
+    async def set_assignment(self, topic: str, partitions: Mapping[int, str]) -> None:
+        """Say which worker should have which partition of a topic."""
+        value = msgspec.json.encode(dict(sorted(partitions.items())))
+        await self._write(wire.put(self._keys.assignment(topic), value))
+
+    async def _write(self, *operations: bytes) -> None:
+        answer = await self.client.txn([], operations)
+        await self._mirror.reaches(answer.revision, CATCH_UP_S)
+
+    async def topics(self) -> list[RegisteredTopic]:
+        """Return every topic, by name."""
+        found = self._mirror.registry().topics
+        return [found[name] for name in sorted(found)]
+
+    async def subscriptions(self) -> list[RegisteredSubscription]:
+        """Return every subscription, by name."""
+        found = self._mirror.registry().subscriptions
+        return [found[name] for name in sorted(found)]
+
+    # ---- ownership
+
+    async def acquire(self, topic: str, partition: int, epoch_above: int = 0) -> Grant:
+        """Take a partition for this session."""
+        condition = self._session_holds()
+        worker, session = self._worker, self.session
+        assert worker is not None
+        given: list[Grant] = []
+
+        def decide(found: Ownership | None) -> Ownership:
+            record, one = rules.grant(topic, partition, found, worker, session, epoch_above)
+            given.append(one)
+            return record
+
+        await self._change_owner(topic, partition, decide, condition)
+        return given[-1]
+
+    async def release(
+        self, topic: str, partition: int, epoch: int, drained_at: int | None = None
+    ) -> None:
+        """Let a partition go."""
+
+        def decide(found: Ownership | None) -> Ownership | None:
+            if found is None or found.epoch != epoch:
+                return None
+            return rules.released(found, drained_at)
+
+        await self._change_owner(topic, partition, decide)
+
+    async def give_up(self, topic: str, partition: int, reason: str) -> Ownership:
+        """Note a person's word that the volume of a partition is lost."""
+        record = await self._change_owner(
+            topic, partition, lambda found: rules.give_up(topic, partition, found, reason)
+        )
+        assert record is not None
+        return record
+
+    async def note_gap(self, topic: str, partition: int, epoch: int, gap: Gap) -> None:
+        """Record a gap by the partition's owner."""
+        await self._change_owner(
+            topic,
+            partition,
+            lambda found: msgspec.structs.replace(
+                rules.held(topic, partition, found, epoch), gap=gap
+            ),
+        )
+
+    async def _change_owner(
+        self,
+        topic: str,
+        partition: int,
+        decide: Callable[[Ownership | None], Ownership | None],
+        *conditions: bytes,
+    ) -> Ownership | None:
+        """Read a record with all sessions, decide, and write it if nothing has changed since."""
+        key = self._keys.owner(topic, partition)
+        workers = self._keys.workers.encode()
+        for _ in range(ROUNDS_MAX):
+            # One transaction reads both: whether an owner is live is true of one moment.
+            found, sessions = await self.client.get_all(
+                wire.get(key), wire.get(workers, wire.prefix_end(workers))
+            )
+            live = {
+                session_name(kv.lease): msgspec.json.decode(kv.value, type=WorkerInfo)
+                for kv in sessions
+            }
+            record = decide(rules.owner_of(found[0].value, live) if found else None)
+            if record is None:
+                return None
+            answer = await self.client.txn(
+                [wire.is_at(key, found[0].mod_revision if found else 0), *conditions],
+                [wire.put(key, rules.record_of(record))],
+            )
+            if answer.succeeded:
+                await self._mirror.reaches(answer.revision, CATCH_UP_S)
+                return record
+            if conditions and self.session not in live:
+                raise Retryable("SessionLost", "this worker's session has run out", 500)
+        raise _contended(key)
+
+    # ---- leases for other things
+
+    async def take_lease(self, name: str) -> bool:
+        """Take or keep a named lease for this session."""
+        assert self._worker is not None
+        key, condition = self._keys.lease(name), self._session_holds()
+        lease = int(self.session, 16)
+        answer = await self.client.txn(
+            [wire.is_at(key, 0), condition],
+            [wire.put(key, self._worker.worker_id.encode(), lease)],
+            [wire.get(key)],
+        )
+        if answer.succeeded:
+            return True
+        (found,) = answer.ranges
+        return bool(found) and found[0].lease == lease
+
+    async def drop_lease(self, name: str) -> None:
+        """Give a named lease back, if it is ours."""
+        if self.session:
+            key = self._keys.lease(name)
+            await self.client.txn([wire.has_lease(key, int(self.session, 16))], [wire.delete(key)])
+
+    async def lease_holder(self, name: str) -> str | None:
+        """Return the id of the worker that has a named lease, or None."""
+        found = (await self.client.range(self._keys.lease(name))).kvs
+        return found[0].value.decode() if found else None
+
+    # ---- cursors
+
+    async def load_cursors(self, subscription: str, topic: str) -> dict[int, bytes]:
+        """Return a subscription's stored progress by partition."""
+        prefix = self._keys.cursors(topic, subscription)
+        answer = await self.client.range(prefix, wire.prefix_end(prefix))
+        for kv in answer.kvs:
+            self._cursor_revisions[kv.key] = kv.mod_revision
+        return {int(kv.key.rpartition(b"/")[2]): kv.value for kv in answer.kvs}
+
+    async def store_cursors(
+        self,
+        items: Mapping[CursorKey, bytes],
+        epochs: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        """Store progress; durable when it returns. Up to 60 at once are all or nothing."""
+        left = iter(items.items())
+        async with self._storing:
+            while some := dict(islice(left, CURSORS_PER_TXN)):
+                await self._store(some, epochs or {})
+
+    async def _store(
+        self, items: Mapping[CursorKey, bytes], epochs: Mapping[tuple[str, int], int]
+    ) -> None:
+        """Store some cursors, each on the revision that we know it at.
+
+        A write that got no answer could otherwise land after a later one, and take the cursor back.
+        """
+        known = self._cursor_revisions
+        named = {
+            self._keys.cursor(k.topic, k.subscription, k.partition): v for k, v in items.items()
+        }
+        places = {(key.topic, key.partition) for key in items} & epochs.keys()
+        for _ in range(ROUNDS_MAX):
+            fences = [await self._fence(*place, epochs[place]) for place in places]
+            for key in named.keys() - known.keys():
+                found = (await self.client.range(key)).kvs
+                known[key] = found[0].mod_revision if found else 0
+            answer = await self.client.txn(
+                [*fences, *(wire.is_at(key, known[key]) for key in named)],
+                [wire.put(key, value) for key, value in named.items()],
+                [wire.get(key) for key in named],
+            )
+            if answer.succeeded:
+                known.update(dict.fromkeys(named, answer.revision))
+                return
+            for key, kvs in zip(named, answer.ranges, strict=True):
+                known[key] = kvs[0].mod_revision if kvs else 0
+            for place in places:
+                self._owner_revisions.pop(place, None)
+        raise OutcomeUnknown("StoreContended", "cursors are being changed by somebody else")
+
+    async def _fence(self, topic: str, partition: int, epoch: int) -> bytes:
+        """Return the condition that a partition has not changed hands."""
+        key = self._keys.owner(topic, partition)
+        known = self._owner_revisions.get((topic, partition))
+        if known is None or known[0] != epoch:
+            found = (await self.client.range(key)).kvs
+            record = rules.owner_of(found[0].value, {}) if found else None
+            rules.held(topic, partition, record, epoch)
+            known = (epoch, found[0].mod_revision)
+            self._owner_revisions[topic, partition] = known
+        return wire.is_at(key, known[1])
+
+
+def _contended(key: bytes) -> Retryable:
+    return Retryable("StoreContended", f"{key.decode()} is being changed by others", 200)

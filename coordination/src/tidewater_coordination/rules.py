@@ -1,0 +1,135 @@
+"""Who may have a partition next: pure, so that both stores decide alike."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tidewater_coordination.port import (
+    Grant,
+    Ownership,
+    RegisteredTopic,
+    TopicPhase,
+    WorkerInfo,
+)
+from tidewater_core.errors import Conflict, Fenced
+
+
+def grant(
+    topic: str,
+    partition: int,
+    found: Ownership | None,
+    worker: WorkerInfo,
+    session: str,
+    epoch_above: int = 0,
+) -> tuple[Ownership, Grant]:
+    """Decide on a worker's wish for a partition: its new record, or `Fenced`.
+
+    The same volume may always have it back: whoever asks holds the lock on the log directory, so
+    an earlier process of that volume appends no more.
+    """
+    if found is not None and not is_of(found, worker) and found.drained_at is None:
+        if found.is_live:
+            raise Fenced(
+                "OwnedElsewhere",
+                f"{topic} partition {partition} belongs to worker {found.worker_id!r} (epoch "
+                f"{found.epoch})",
+            )
+        if found.given_up is None:
+            raise Fenced(
+                "VolumeElsewhere",
+                f"{topic} partition {partition} waits for the volume of worker "
+                f"{found.worker_id!r}, which may hold messages that are nowhere else",
+            )
+    epoch = max(0 if found is None else found.epoch, epoch_above) + 1
+    record = Ownership(
+        partition=partition,
+        worker_id=worker.worker_id,
+        epoch=epoch,
+        volume=worker.volume,
+        session=session,
+        gap=None if found is None else found.gap,
+    )
+    return record, Grant(epoch, found)
+
+
+def is_of(found: Ownership, worker: WorkerInfo) -> bool:
+    """Tell whether a partition's messages are on a worker's volume."""
+    if not found.volume:  # recorded before volumes had an identity
+        return found.worker_id == worker.worker_id
+    return found.volume == worker.volume
+
+
+def released(found: Ownership, drained_at: int | None) -> Ownership:
+    """Return the record of a partition that its owner lets go."""
+    return msgspec.structs.replace(found, session="", drained_at=drained_at)
+
+
+def give_up(topic: str, partition: int, found: Ownership | None, reason: str) -> Ownership:
+    """Decide on a person's word that a volume is lost: the record that says so, or `Conflict`."""
+    if found is None or found.drained_at is not None:
+        raise Conflict(
+            "NothingToGiveUp", f"no volume holds messages of {topic} partition {partition}"
+        )
+    if found.is_live:
+        raise Conflict(
+            "OwnerIsLive",
+            f"worker {found.worker_id!r} is there and has {topic} partition {partition}: "
+            "move it instead",
+        )
+    return msgspec.structs.replace(found, given_up=reason or "no reason given")
+
+
+_LIFE = tuple(TopicPhase)
+
+
+def moved_on(found: RegisteredTopic, phase: TopicPhase) -> RegisteredTopic:
+    """Return a topic in a phase, or in the one that it has if that is further on."""
+    return msgspec.structs.replace(found, phase=max(found.phase, phase, key=_LIFE.index))
+
+
+def undrained(owners: Mapping[int, Ownership]) -> list[Ownership]:
+    """Return those of a topic's partitions whose messages have yet to come into the table.
+
+    A partition that nobody ever had is not in the registry and has none; those of a volume that
+    a person gave up never come.
+    """
+    return [
+        owner
+        for _, owner in sorted(owners.items())
+        if owner.drained_at is None and (owner.given_up is None or owner.is_live)
+    ]
+
+
+def held(topic: str, partition: int, found: Ownership | None, epoch: int) -> Ownership:
+    """Return the record if it has `epoch`; raise `Fenced` otherwise."""
+    if found is None or found.epoch != epoch:
+        there = "nobody" if found is None else f"{found.worker_id!r} with epoch {found.epoch}"
+        raise Fenced("Fenced", f"{topic} partition {partition} has {there}, not epoch {epoch}")
+    return found
+
+
+def check_id_free(worker: WorkerInfo, live: WorkerInfo) -> None:
+    """Raise if a live session of this id is on another volume: two machines with one name."""
+    if live.volume != worker.volume:
+        raise Fenced(
+            "WorkerIdTaken",
+            f"another worker with the id {worker.worker_id!r} and another volume is live",
+        )
+
+
+def record_of(owner: Ownership) -> bytes:
+    """Write an ownership for the store, without what is only true for a moment."""
+    return msgspec.json.encode(msgspec.structs.replace(owner, is_live=False, url=""))
+
+
+def owner_of(record: str | bytes, live: Mapping[str, WorkerInfo]) -> Ownership:
+    """Read an ownership from the store; `live` are the sessions by name."""
+    return with_life(msgspec.json.decode(record, type=Ownership), live)
+
+
+def with_life(owner: Ownership, live: Mapping[str, WorkerInfo]) -> Ownership:
+    """Add to an ownership whether its session is there, and where."""
+    worker = live.get(owner.session) if owner.session else None
+    if worker is None:
+        return owner
+    return msgspec.structs.replace(owner, is_live=True, url=worker.url)

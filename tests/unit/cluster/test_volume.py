@@ -1,0 +1,79 @@
+"""What is left of topics on a disk: what may go, and what must stay (G7)."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from tidewater_worker.log.frame import encode_header
+from tidewater_worker.volume import (
+    Drained,
+    clear_earlier_life,
+    is_disposable,
+    sweep,
+    write_drained,
+)
+
+OLD, NEW = UUID(int=1), UUID(int=2)
+SCHEMA = pa.schema([("value", pa.binary())])
+
+
+def log_at(directory: Path, uuid: UUID | None = OLD, *, drained: bool = False) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "lock").touch()
+    (directory / f"{7:020d}.producers").write_bytes(b"who sent what")
+    if uuid is not None:
+        (directory / f"{7:020d}.wal").write_bytes(encode_header(uuid, 0, 7, SCHEMA))
+    if drained:
+        write_drained(directory, Drained(7, 1, 0, str(uuid or OLD)))
+    return directory
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("uuid", "drained", "is_first", "cleared"),
+    [
+        (OLD, True, True, True),
+        (OLD, True, False, True),  # another volume had the partition first in this life
+        (OLD, False, True, False),  # not drained: refused by opening, and kept
+        (NEW, False, True, False),  # the registry was begun anew: the log is ours
+        (NEW, True, False, False),
+        (None, True, False, True),  # an empty log, drained in another life
+        (None, False, True, True),
+        (None, False, False, False),
+    ],
+)
+def test_an_earlier_life_is_cleared_if_it_is_drained(
+    tmp_path: Path, uuid: UUID | None, drained: bool, is_first: bool, cleared: bool
+) -> None:
+    directory = log_at(tmp_path / "log", uuid, drained=drained)
+    before = names(directory)
+    clear_earlier_life(directory, NEW, is_first=is_first)
+    assert names(directory) == ({"lock"} if cleared else before)
+
+
+def test_sweeping_keeps_what_is_known_and_what_is_not_drained(tmp_path: Path) -> None:
+    log_at(tmp_path / "shop/known/0")
+    log_at(tmp_path / "shop/gone/0", drained=True)
+    log_at(tmp_path / "shop/gone/1", None)
+    log_at(tmp_path / "shop/half/0", drained=True)
+    log_at(tmp_path / "shop/half/1")
+    log_at(tmp_path / "bank/gone/0", drained=True)
+    (tmp_path / "volume-id").write_text("v")
+    left = sweep(tmp_path, {"shop/known"})
+    assert [(one.topic, one.partition, one.segments) for one in left] == [("shop/half", 1, 1)]
+    assert names(tmp_path) == {"shop", "volume-id"}
+    assert names(tmp_path / "shop") == {"known", "half"}
+    assert names(tmp_path / "shop/half") == {"1"}
+    assert sweep(tmp_path, {"shop/known"}) == left, "twice changes nothing"
+
+
+def test_a_torn_tail_that_was_kept_is_evidence(tmp_path: Path) -> None:
+    directory = log_at(tmp_path / "log", None)
+    assert is_disposable(directory)
+    (directory / f"{7:020d}.wal.broken").touch()
+    assert not is_disposable(directory)
