@@ -1,9 +1,11 @@
 """Where a Tidewater server is, and what every request to it carries."""
 
 import ssl
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
+from tidewater.credentials import Token, tls_context, token_source
 from tidewater.http1 import header_line, request_head
 from tidewater_core.errors import Invalid
 
@@ -20,8 +22,10 @@ class Origin:
     tls: bool = False
     prefix: str = ""
     """Path in front of every target, when the server stands behind a proxy; no slash at its end."""
-    token: str | None = None
-    """Bearer token sent with every request."""
+    token: str | Callable[[], str] | None = None
+    """Bearer token sent with every request, or what to call for the one of the moment."""
+    ca: str | None = None
+    """File of the CA that signed the server's certificate; None: those that the machine trusts."""
 
     def __str__(self) -> str:
         """Return the address as a URL, without the token."""
@@ -32,11 +36,16 @@ class Origin:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    @property
+    def bearer(self) -> str | None:
+        """Return the token as it is now."""
+        return self.token() if callable(self.token) else self.token
+
     def head(self, method: str, target: str, **headers: str | None) -> bytes:
         """Return a request head; header names are given with `_` for `-`, None leaves one out."""
         lines = [header_line("Host", self._authority)]
-        if self.token is not None:
-            lines.append(header_line("Authorization", f"Bearer {self.token}"))
+        if (token := self.bearer) is not None:
+            lines.append(header_line("Authorization", f"Bearer {token}"))
         for name, value in headers.items():
             if value is not None:
                 lines.append(header_line(name.replace("_", "-"), value))
@@ -44,10 +53,23 @@ class Origin:
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings of a connection, None for plain HTTP."""
-        return ssl.create_default_context() if self.tls else None
+        return tls_context(self.ca) if self.tls else None
+
+    def sibling(self, url: str) -> "Origin | None":
+        """Return another server of the same system; None if it may not be trusted with the token.
+
+        Whoever was asked over TLS is not followed to an address without it.
+        """
+        try:
+            other = parse_url(url)
+        except Invalid:
+            return None
+        if self.tls and not other.tls:
+            return None
+        return replace(other, token=self.token, ca=self.ca)
 
 
-def parse_url(url: str, token: str | None = None) -> Origin:
+def parse_url(url: str, token: Token | None = None, ca: str | None = None) -> Origin:
     """Return the origin that a URL names."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -64,5 +86,6 @@ def parse_url(url: str, token: str | None = None) -> Origin:
         port=port if port is not None else (443 if tls else 80),
         tls=tls,
         prefix=parts.path.rstrip("/"),
-        token=token,
+        token=token_source(token),
+        ca=ca,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from tidewater import wire
+from tidewater.admin import Admin
 from tidewater.http1 import Response, request_bytes
 from tidewater.retry import RetryPolicy
 from tidewater.transport import BodyReader, Transport
@@ -18,7 +19,7 @@ from tidewater.transport_async import AsyncTransport
 from tidewater.wire import Page, Received
 from tidewater_core import names
 from tidewater_core.clock import IdSource, SystemIds
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import NotFound, TidewaterError
 from tidewater_core.names import TopicName
 
 if TYPE_CHECKING:
@@ -146,6 +147,51 @@ class Reader:
                     yield batch
             if offset == before:
                 return
+
+    def read_batches(
+        self, partition: int | None = None, start: int | None = None, stop: int | None = None
+    ) -> "pa.RecordBatchReader":
+        """Read what is there now as a stream of Arrow batches, partition after partition.
+
+        One partition or all; from `start` (the first that is kept) to `stop` (where it ends now).
+        The stream goes to polars, DuckDB or pandas as it is, and is read as they ask for it.
+        """
+        import pyarrow as pa
+
+        bounds = Admin(self._transport).bounds(self._topic)
+        if partition is not None:
+            if partition not in bounds:
+                raise NotFound("UnknownPartition", f"{self._topic} has no partition {partition}")
+            bounds = {partition: bounds[partition]}
+        ranges = [
+            (number, kept.start if start is None else max(start, kept.start),
+             kept.end if stop is None else min(stop, kept.end))
+            for number, kept in sorted(bounds.items())
+        ]  # fmt: skip
+        # An empty answer has the schema all the same.
+        number, first, _ = ranges[0]
+        schema = self._schema(number, first)
+        return pa.RecordBatchReader.from_batches(
+            schema,
+            (
+                batch
+                for number, begin, end in ranges
+                for batch in self.arrow_range(number, begin, end)
+            ),
+        )
+
+    def read_table(
+        self, partition: int | None = None, start: int | None = None, stop: int | None = None
+    ) -> "pa.Table":
+        """Read what is there now as one Arrow table; it must fit into memory."""
+        return self.read_batches(partition, start, stop).read_all()
+
+    def _schema(self, partition: int, offset: int) -> "pa.Schema":
+        import pyarrow as pa
+
+        body = self.response(partition, offset, limit=1, accept=wire.ARROW).body
+        with pa.ipc.open_stream(body) as stream:
+            return stream.schema
 
 
 class AsyncReader:

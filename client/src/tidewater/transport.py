@@ -38,14 +38,16 @@ RECEIVE_BYTES: Final = 256 * 1024
 class Connection:
     """One connection with one request in flight."""
 
-    def __init__(self, origin: Origin, timeout_s: float) -> None:
-        """Connect, or raise `Retryable`."""
+    def __init__(self, origin: Origin, timeout_s: float, connect_s: float | None = None) -> None:
+        """Connect within `connect_s`, or raise `Retryable`."""
         self._origin = origin
         self._timeout_s = timeout_s
         self._parser = ResponseParser()
         self._used_at = time.monotonic()
         try:
-            sock = socket.create_connection((origin.host, origin.port), timeout=timeout_s)
+            sock = socket.create_connection(
+                (origin.host, origin.port), timeout=timeout_s if connect_s is None else connect_s
+            )
             # A request is one send: waiting to join it with a next one only adds latency.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             context = origin.tls_context()
@@ -54,6 +56,7 @@ class Connection:
                 self._sock = sock
             else:
                 self._sock = context.wrap_socket(sock, server_hostname=origin.host)
+                self._sock.settimeout(timeout_s)
         except OSError as error:
             raise Retryable("Unreachable", f"cannot connect to {origin}: {error}") from error
 
@@ -141,11 +144,13 @@ class Transport:
         origin: Origin,
         *,
         timeout_s: float = TIMEOUT_S,
+        connect_s: float | None = None,
         idle_connections_max: int = IDLE_CONNECTIONS_MAX,
     ) -> None:
         """Make an empty pool; connections open when they are needed."""
         self.origin = origin
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        self._connect_s = connect_s
         # append and pop of a deque are atomic: no lock on the way of a request.
         self._idle: deque[Connection] = deque()
         self._idle_max = idle_connections_max
@@ -163,6 +168,15 @@ class Transport:
     ) -> None:
         """Close the connections."""
         self.close()
+
+    def beside(self, origin: Origin, connect_s: float) -> "Transport":
+        """Return a transport of the same kind to another worker."""
+        return Transport(
+            origin,
+            timeout_s=self.timeout_s,
+            connect_s=connect_s,
+            idle_connections_max=self._idle_max,
+        )
 
     def request(
         self, method: str, target: str, body: bytes = b"", **headers: str | None
@@ -219,7 +233,7 @@ class Transport:
                 # The one used last is the one least likely to have been closed by the server.
                 connection = self._idle.pop()
             except IndexError:
-                return Connection(self.origin, self._timeout_s)
+                return Connection(self.origin, self.timeout_s, self._connect_s)
             if connection.reusable:
                 return connection
             connection.close()

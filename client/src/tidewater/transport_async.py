@@ -160,11 +160,13 @@ class PipelinedConnection(asyncio.Protocol):
                 future.set_exception(error)
 
 
-async def connect(origin: Origin, timeout_s: float = TIMEOUT_S) -> PipelinedConnection:
-    """Open a connection, or raise `Retryable`."""
+async def connect(
+    origin: Origin, timeout_s: float = TIMEOUT_S, connect_s: float | None = None
+) -> PipelinedConnection:
+    """Open a connection within `connect_s`, or raise `Retryable`."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s if connect_s is None else connect_s):
             _, connection = await loop.create_connection(
                 lambda: PipelinedConnection(origin, timeout_s),
                 origin.host,
@@ -184,12 +186,14 @@ class AsyncTransport:
         origin: Origin,
         *,
         timeout_s: float = TIMEOUT_S,
+        connect_s: float | None = None,
         connections_max: int = CONNECTIONS_MAX,
         pipeline_max: int = PIPELINE_MAX,
     ) -> None:
         """Make an empty pool; long polls want `pipeline_max=1`, lest others wait behind them."""
         self.origin = origin
         self._timeout_s = timeout_s
+        self._connect_s = connect_s
         self._connections_max = connections_max
         self._connections: list[PipelinedConnection] = []
         self._slots = asyncio.Semaphore(connections_max * pipeline_max)
@@ -245,6 +249,6 @@ class AsyncTransport:
             # Another request may have opened one while this one waited for the lock.
             connection = self._least_loaded()
             if connection is None:
-                connection = await connect(self.origin, self._timeout_s)
+                connection = await connect(self.origin, self._timeout_s, self._connect_s)
                 self._connections.append(connection)
             return connection

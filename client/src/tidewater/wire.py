@@ -88,7 +88,9 @@ class _Outgoing(msgspec.Struct, omit_defaults=True):
     headers: Mapping[str, str] | None = None
 
 
-class _Incoming(msgspec.Struct):
+class Incoming(msgspec.Struct):
+    """A message as JSON has it."""
+
     partition: int
     offset: int
     time: datetime | int | None = None
@@ -100,14 +102,14 @@ class _Incoming(msgspec.Struct):
 
 
 class _IncomingPage(msgspec.Struct):
-    messages: list[_Incoming]
+    messages: list[Incoming]
     next_offset: int
     end_offset: int
 
 
 _encoder = msgspec.json.Encoder()
 _produced = msgspec.json.Decoder(Produced)
-_incoming = msgspec.json.Decoder(_Incoming)
+_incoming = msgspec.json.Decoder(Incoming)
 _page = msgspec.json.Decoder(_IncomingPage)
 
 
@@ -162,12 +164,12 @@ def decode_page(response: Response) -> Page:
     """Return the messages of a JSON read, or raise what the server answered."""
     check(response)
     page = _page.decode(response.body)
-    return Page([_received(m) for m in page.messages], page.next_offset, page.end_offset)
+    return Page([received(m) for m in page.messages], page.next_offset, page.end_offset)
 
 
 def decode_ndjson(body: bytes) -> list[Received]:
     """Return the messages of an NDJSON read."""
-    return [_received(m) for m in _incoming.decode_lines(body)]
+    return [received(m) for m in _incoming.decode_lines(body)]
 
 
 def decode_object(response: Response) -> dict[str, Any]:
@@ -234,7 +236,8 @@ def _outgoing(message: Message) -> _Outgoing:
     return out
 
 
-def _received(message: _Incoming) -> Received:
+def received(message: Incoming) -> Received:
+    """Return a message with its bytes as bytes."""
     time = message.time
     return Received(
         partition=message.partition,
@@ -250,6 +253,14 @@ def _bytes_of(plain: Any, encoded: str | None) -> Any:
     if encoded is not None:
         return b64decode(encoded)
     return plain.encode() if isinstance(plain, str) else plain
+
+
+def texts(name: str, data: Any) -> dict[str, Any]:
+    """Return a key or value as the fields of a JSON message."""
+    if not isinstance(data, bytes):
+        return {name: data}
+    text = _utf8(data)
+    return {f"{name}_b64": b64encode(data).decode()} if text is None else {name: text}
 
 
 def _as_bytes(what: str, data: object) -> bytes | None:

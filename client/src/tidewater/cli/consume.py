@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tidewater.admin import Bounds
+from tidewater.cli import subscribe
 from tidewater.cli.options import add_server, add_topic, client_of, partition_number, positive
 from tidewater.cli.progress import Progress
 from tidewater.cli.sinks import SINKS, Sink
@@ -19,13 +20,17 @@ NAME = "consume"
 HELP = """Print the messages of a topic.
 
 Reads from a position of your choice to where the topic ends now, partition after partition, and
-stops; with --follow it goes on with new messages as they arrive."""
+stops; with --follow it goes on with new messages as they arrive.
+
+With --subscription it takes what the subscription delivers, acknowledges what it has printed, and
+gives the rest back at once when it ends or is interrupted (Ctrl-C)."""
 
 EPILOG = """examples:
   tidewater consume default/quickstart
   tidewater consume default/quickstart --from latest --follow --format raw
   tidewater consume shop/orders --from 2026-01-31T12:00:00Z --partition 2 --limit 100
-  tidewater consume shop/orders --format arrow > orders.arrows"""
+  tidewater consume shop/orders --format arrow > orders.arrows
+  tidewater consume shop/orders --subscription billing --follow"""
 
 PAGE: Final = 10_000
 """Messages asked for at once."""
@@ -48,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="earliest (default), latest, an offset, or a time like 2026-01-31T12:00:00Z",
     )
     parser.add_argument("--partition", type=partition_number, help="read only this partition")
+    parser.add_argument("--subscription", "-s", metavar="NAME", help="consume this subscription")
+    parser.add_argument("--consumer", metavar="NAME", help="with --subscription: who you are")
+    parser.add_argument(
+        "--no-ack", action="store_true", help="with --subscription: look, and leave all there"
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N messages")
     parser.add_argument("--follow", "-f", action="store_true", help="wait for new messages")
     parser.add_argument(
@@ -97,6 +107,10 @@ def starts(
 
 def run(args: argparse.Namespace) -> int:
     """Print everything from the start position on."""
+    if args.subscription is not None:
+        return subscribe.run(args)
+    if args.consumer is not None or args.no_ack:
+        raise Invalid("BadArguments", "--consumer and --no-ack go with --subscription")
     with client_of(args) as client:
         bounds = client.admin.bounds(args.topic)
         begin = starts(args.start, args.partition, bounds)

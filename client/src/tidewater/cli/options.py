@@ -2,8 +2,10 @@
 
 import argparse
 import os
+from pathlib import Path
 
 from tidewater.client import Client
+from tidewater.credentials import Token
 from tidewater.origin import DEFAULT_URL
 from tidewater_core.errors import Invalid
 from tidewater_core.names import TopicName
@@ -17,10 +19,26 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("TIDEWATER_URL", DEFAULT_URL),
         help=f"address of a worker (default: $TIDEWATER_URL or {DEFAULT_URL})",
     )
-    group.add_argument(
+    token = group.add_mutually_exclusive_group()
+    token.add_argument(
+        "--token",
+        default=os.environ.get("TIDEWATER_TOKEN"),
+        help="bearer token to send (default: $TIDEWATER_TOKEN; other users of the machine may see "
+        "an argument)",
+    )
+    token.add_argument(
         "--token-file",
         metavar="PATH",
-        help="file that holds the bearer token to send",
+        default=os.environ.get("TIDEWATER_TOKEN_FILE"),
+        help="file that holds the bearer token, read again when it changes "
+        "(default: $TIDEWATER_TOKEN_FILE)",
+    )
+    group.add_argument(
+        "--ca",
+        metavar="PATH",
+        default=os.environ.get("TIDEWATER_CA"),
+        help="file of the CA that signed the server's certificate (default: $TIDEWATER_CA, else "
+        "those that the machine trusts)",
     )
     group.add_argument(
         "--timeout",
@@ -58,13 +76,14 @@ def partition_number(text: str) -> int:
     return int(text)
 
 
+def token_of(args: argparse.Namespace) -> Token | None:
+    """Return the token that the arguments name; the command line wins over the environment."""
+    if args.token_file is not None and args.token == os.environ.get("TIDEWATER_TOKEN"):
+        return Path(args.token_file)
+    token: str | None = args.token
+    return token
+
+
 def client_of(args: argparse.Namespace) -> Client:
     """Return a client of the server that the arguments name."""
-    token = None
-    if args.token_file is not None:
-        try:
-            with open(args.token_file, encoding="utf-8") as file:
-                token = file.read().strip()
-        except OSError as error:
-            raise Invalid("BadTokenFile", f"cannot read {args.token_file}: {error}") from error
-    return Client(args.url, token=token, timeout_s=args.timeout)
+    return Client(args.url, token=token_of(args), ca=args.ca, timeout_s=args.timeout)

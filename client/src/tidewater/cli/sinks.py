@@ -1,6 +1,7 @@
 """How `tidewater consume` prints: one class per format, fed with the bodies of answers."""
 
 import sys
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import msgspec
@@ -32,7 +33,7 @@ class Sink(Protocol):
         """End the output."""
 
 
-class _Lines:
+class _Lines(ABC):
     """Base of the formats that are fed with NDJSON."""
 
     accept = wire.NDJSON
@@ -48,8 +49,9 @@ class _Lines:
         self._write(lines)
         return len(lines), _offset.decode(lines[-1]).offset + 1
 
+    @abstractmethod
     def _write(self, lines: list[bytes]) -> None:
-        raise NotImplementedError
+        """Write messages in the format."""
 
     def flush(self) -> None:
         """Hand on what was written."""

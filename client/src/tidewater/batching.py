@@ -1,0 +1,274 @@
+"""Batches that form by themselves: messages posted about the same time share a request.
+
+Messages are gathered per partition, and a partition has one request under way: its messages keep
+their order, retries included. While that is under way the next batch grows, so batches are large
+exactly when there is much to send, and a lone message waits for `linger_s` at most.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tidewater.background import LoopThread
+from tidewater.errors import PASSING, Conflict, Invalid, TidewaterError
+from tidewater.origin import Origin
+from tidewater.wire import Ack, Message, Produced
+from tidewater_core.names import TopicName
+
+if TYPE_CHECKING:
+    from tidewater.producer_async import AsyncProducer
+
+MESSAGE_BYTES: Final = 64
+"""What a message takes besides its key and value."""
+Done = Callable[[Ack | TidewaterError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How batches form."""
+
+    linger_s: float = 0.002
+    """How long a message waits for others."""
+    rows_max: int = 1_000
+    """Messages of a batch."""
+    bytes_max: int = 1024 * 1024
+    """About how many bytes a batch has."""
+    pending_bytes_max: int = 32 * 1024 * 1024
+    """What may wait to be stored; past it, posting waits."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.linger_s < 0 or min(self.rows_max, self.bytes_max, self.pending_bytes_max) < 1:
+            raise Invalid("BadOptions", "linger_s is 0 or more, the rest 1 or more")
+
+
+class _Group:
+    """What waits for one partition."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Message, int, Done]] = deque()
+        self.nbytes = 0
+        self.full = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Batches:
+    """Gathers messages of one producer, in its event loop."""
+
+    def __init__(self, producer: "AsyncProducer", options: BatchOptions) -> None:
+        """Begin with nothing to send."""
+        self._producer = producer
+        self._options = options
+        self._groups: dict[int | None, _Group] = {}
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._hurry = False
+        self._has_asked = False
+        self._failed: TidewaterError | None = None
+
+    async def room(self) -> None:
+        """Wait while too much waits to be stored; the first time, learn the partitions."""
+        if not self._has_asked:
+            self._has_asked = True
+            with contextlib.suppress(*PASSING):  # the worker is away: sending waits for it
+                await self._producer.know_partitions()
+        while not self._room.is_set():
+            await self._room.wait()
+
+    def add(self, message: Message, done: Done) -> None:
+        """Take a message; `done` is called once, later."""
+        nbytes = MESSAGE_BYTES + _size(message.key) + _size(message.value)
+        number = self._producer.group_of(message.key)
+        group = self._groups.get(number)
+        if group is None:
+            group = self._groups[number] = _Group()
+        group.waiting.append((message, nbytes, done))
+        group.nbytes += nbytes
+        self._bytes += nbytes
+        self._idle.clear()
+        if self._bytes >= self._options.pending_bytes_max:
+            self._room.clear()
+        if self._is_full(group):
+            group.full.set()
+        if group.task is None:
+            group.task = asyncio.ensure_future(self._run(group))
+
+    async def flush(self) -> None:
+        """Send what is there without waiting for more; raise the first error since the last."""
+        self._hurry = True
+        for group in self._groups.values():
+            group.full.set()
+        try:
+            await self._idle.wait()
+        finally:
+            self._hurry = False
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    async def close(self) -> None:
+        """Flush; whatever is posted after is not sent."""
+        await self.flush()
+
+    def _is_full(self, group: _Group) -> bool:
+        options = self._options
+        return len(group.waiting) >= options.rows_max or group.nbytes >= options.bytes_max
+
+    async def _run(self, group: _Group) -> None:
+        """Send what waits for a partition, one request after the other, until nothing does."""
+        linger_s = self._options.linger_s
+        while group.waiting:
+            if linger_s and not self._hurry and not self._is_full(group):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(linger_s):
+                        await group.full.wait()
+            group.full.clear()
+            # The next ones have waited while these were under way.
+            linger_s = 0.0
+            taken: list[tuple[Message, int, Done]] = []
+            nbytes = 0
+            while group.waiting and len(taken) < self._options.rows_max:
+                if taken and nbytes + group.waiting[0][1] > self._options.bytes_max:
+                    break
+                taken.append(group.waiting.popleft())
+                nbytes += taken[-1][1]
+            group.nbytes -= nbytes
+            try:
+                await self._send(taken)
+            finally:
+                self._bytes -= nbytes
+                if self._bytes < self._options.pending_bytes_max:
+                    self._room.set()
+        group.task = None
+        if not any(other.waiting or other.task for other in self._groups.values()):
+            self._idle.set()
+
+    async def _send(self, taken: list[tuple[Message, int, Done]]) -> None:
+        """Send a batch; if one of its messages is refused, only that one fails."""
+        try:
+            produced = await self._producer.send_group([message for message, _, _ in taken])
+            acks = self._acks([message for message, _, _ in taken], produced)
+        except TidewaterError as error:
+            if len(taken) > 1 and isinstance(error, Invalid) and not isinstance(error, Conflict):
+                half = len(taken) // 2
+                await self._send(taken[:half])
+                await self._send(taken[half:])
+                return
+            if self._failed is None:
+                self._failed = error
+            for _, _, done in taken:
+                done(error)
+            return
+        for (_, _, done), ack in zip(taken, acks, strict=True):
+            done(ack)
+
+    def _acks(self, messages: list[Message], produced: Produced) -> list[Ack]:
+        """Return where each message is. One partition is the rule; more, if the topic has grown."""
+        if len(produced.acks) == 1:
+            (ack,) = produced.acks
+            return [
+                Ack(ack.partition, ack.offset + i, 1, ack.duplicate) for i in range(len(messages))
+            ]
+        following = {ack.partition: ack for ack in produced.acks}
+        found = []
+        for message in messages:
+            number = self._producer.group_of(message.key)
+            ack = following.get(-1 if number is None else number, produced.acks[0])
+            found.append(Ack(ack.partition, ack.offset, 1, ack.duplicate))
+            following[ack.partition] = Ack(ack.partition, ack.offset + 1, ack.count, ack.duplicate)
+        return found
+
+
+class Posting:
+    """Batches for threads: an event loop of its own sends, `post` may be called from anywhere."""
+
+    def __init__(self, origin: Origin, topic: TopicName, options: dict[str, Any]) -> None:
+        """Start the thread."""
+        self._options = options.pop("batching", None) or BatchOptions()
+        self._inbox: deque[tuple[Message, int, Future[Ack]]] = deque()
+        self._changed = threading.Condition()
+        self._bytes = 0
+        self._is_woken = False
+        self._is_closed = False
+        self._thread = LoopThread("tidewater-producer")
+        try:
+            self._producer, self._batches = self._thread.call(self._start(origin, topic, options))
+        except BaseException:
+            self._thread.close()
+            raise
+
+    async def _start(
+        self, origin: Origin, topic: TopicName, options: dict[str, Any]
+    ) -> "tuple[AsyncProducer, Batches]":
+        from tidewater.producer_async import AsyncProducer
+
+        producer = AsyncProducer(origin, topic, **options)
+        batches = Batches(producer, self._options)
+        try:
+            await batches.room()
+        except TidewaterError:
+            await producer.close()
+            raise
+        return producer, batches
+
+    def post(self, message: Message) -> "Future[Ack]":
+        """Take a message; blocks while too much waits."""
+        future: Future[Ack] = Future()
+        nbytes = MESSAGE_BYTES + _size(message.key) + _size(message.value)
+        with self._changed:
+            while self._bytes >= self._options.pending_bytes_max and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                raise Invalid("Closed", "the producer is closed")
+            self._bytes += nbytes
+            self._inbox.append((message, nbytes, future))
+            wake, self._is_woken = not self._is_woken, True
+        if wake:
+            self._thread.loop.call_soon_threadsafe(self._take)
+        return future
+
+    def _take(self) -> None:
+        with self._changed:
+            taken, self._is_woken = list(self._inbox), False
+            self._inbox.clear()
+        for message, nbytes, future in taken:
+            self._batches.add(message, self._done(nbytes, future))
+
+    def _done(self, nbytes: int, future: "Future[Ack]") -> Done:
+        def done(result: Ack | TidewaterError) -> None:
+            with self._changed:
+                self._bytes -= nbytes
+                self._changed.notify_all()
+            if isinstance(result, Ack):
+                future.set_result(result)
+            else:
+                future.set_exception(result)
+
+        return done
+
+    def flush(self) -> None:
+        """Wait until everything posted so far is stored."""
+        self._thread.call(self._batches.flush())
+
+    def close(self) -> None:
+        """Flush, and end the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        try:
+            self._thread.call(self._batches.flush())
+        finally:
+            self._thread.call(self._producer.close())
+            self._thread.close()
+
+
+def _size(data: object) -> int:
+    return len(data) if isinstance(data, (bytes, str)) else 0 if data is None else 256
