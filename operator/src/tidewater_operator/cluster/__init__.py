@@ -1,0 +1,1 @@
+"""The only users of the Kubernetes API."""

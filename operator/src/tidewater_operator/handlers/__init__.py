@@ -1,0 +1,1 @@
+"""What kopf calls: each handler marks a namespace, and nothing else."""

@@ -1,0 +1,69 @@
+"""The watches: what changed marks its namespace."""
+
+from typing import Any, Final, Protocol
+
+import kopf
+
+from tidewater_core.names import GROUP, LABEL_MANAGED_BY, VERSION
+from tidewater_operator.hearing import Hearing
+from tidewater_operator.model.names import MANAGER
+
+WATCH_SERVER_S: Final = 240
+"""The API server ends a watch after this time, and kopf begins another."""
+WATCH_CLIENT_S: Final = 300
+"""A watch that even then has not ended hangs: it is cut off."""
+
+
+class Marker(Protocol):
+    """Takes marks."""
+
+    def mark(self, namespace: str, *, full: bool = True, known_only: bool = False) -> None:
+        """Ask for a pass over a namespace."""
+
+
+def watches(marker: Marker, hearing: Hearing, *, clusterwide: bool) -> kopf.OperatorRegistry:
+    """Return kopf's registry with our handlers.
+
+    Namespaces are only watched with rights over the whole cluster.
+    """
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    # Coroutines: kopf runs plain functions in threads.
+    async def heard(type: str | None, body: Any, **_: Any) -> None:
+        meta = dict(body["metadata"])
+        if hearing.hear(str(body.get("kind", "")), meta, gone=type == "DELETED"):
+            marker.mark(meta["namespace"])
+
+    for plural in ("topics", "subscriptions", "pools"):
+        kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)(heard)
+
+    @kopf.on.event(
+        "apps", "v1", "statefulsets", labels={LABEL_MANAGED_BY: MANAGER}, registry=registry
+    )
+    async def workers_changed(body: Any, **_: Any) -> None:
+        marker.mark(body["metadata"]["namespace"], known_only=True)
+
+    async def namespace_changed(type: str | None, body: Any, **_: Any) -> None:
+        if type == "DELETED" or "deletionTimestamp" in body["metadata"]:
+            marker.mark(body["metadata"]["name"], known_only=True)
+
+    if clusterwide:
+        kopf.on.event("", "v1", "namespaces", registry=registry)(namespace_changed)
+    return registry
+
+
+def watch_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: watches that end, and nothing but watches."""
+    settings = kopf.OperatorSettings()
+    settings.watching.server_timeout = WATCH_SERVER_S
+    settings.watching.client_timeout = WATCH_CLIENT_S
+    settings.watching.connect_timeout = 10
+    settings.watching.reconnect_backoff = 1.0
+    settings.networking.request_timeout = 30
+    settings.posting.enabled = False  # events are ours to write
+    settings.scanning.disabled = True  # no rights on CRDs are needed
+    return settings

@@ -1,0 +1,212 @@
+"""Whether a table needs a Spark job now, and what became of the last one. Pure.
+
+A schedule is an opportunity, not an order: a session costs a minute of a core, so a scheduled job
+is only started for a table that changed enough to be worth it, and once a day for what only a job
+can find (files that nothing names). Health asks between schedules when much has piled up.
+A failure that a second try cannot mend waits longer each time; a person's annotation waits for
+nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.names import ANNOTATION_MAINTAIN
+from tidewater_operator.conditions import Told, fails, holds, unknown
+from tidewater_operator.maintenance.cron import next_after
+from tidewater_operator.model.names import Manifest
+from tidewater_operator.report import TableReport
+from tidewater_operator.settings import MaintenanceSettings
+from tidewater_operator.times import format_time, parse_time
+
+WORTH_FILES: Final = 5
+"""Files to be joined that make a scheduled job worth its session: fewer are left alone."""
+HEALTH_EVERY: Final = timedelta(minutes=15)
+"""Health asks at most this often: a job that could not help once does not help at once."""
+BEHIND_FACTOR: Final = 4
+"""A table with this many times the files that ask for a job is behind."""
+_WAITS: Final = {  # first wait and longest one
+    False: (timedelta(hours=1), timedelta(days=1)),
+    True: (timedelta(minutes=5), timedelta(hours=6)),
+}
+"""By whether a second try may help."""
+
+
+ANNOTATION_TRIGGER: Final = "tidewater.dev/trigger"
+"""On a Job: why it was started."""
+
+
+class Trigger(StrEnum):
+    """Why a job is started."""
+
+    MANUAL = "Manual"
+    SCHEDULE = "Schedule"
+    HEALTH = "Health"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a decision is made on."""
+
+    spec: TopicSpec
+    created: datetime
+    report: TableReport | None
+    annotations: Mapping[str, str]
+    before: Mapping[str, Any]
+    """`status.maintenance` as it stands."""
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The last run that ended."""
+        found: Mapping[str, Any] = self.before.get("last") or {}
+        return found
+
+    @property
+    def manual(self) -> str:
+        """A person's word that has not been acted on."""
+        word = self.annotations.get(ANNOTATION_MAINTAIN, "")
+        return "" if word == self.before.get("manual", "") else word
+
+    @property
+    def debt_files(self) -> int:
+        """Files that a job would join; without a worker's word, those since the last run."""
+        if self.report is None:
+            return 0
+        if self.report.debt_files is not None:
+            return self.report.debt_files
+        return max(self.report.files - int(self.last.get("filesAfter", 0)), 0)
+
+
+def due(table: Table, settings: MaintenanceSettings, now: datetime) -> Trigger | None:
+    """Return why a job should be started now; None if none should."""
+    if table.report is None or table.report.snapshot_id is None:
+        return None  # there is no table yet
+    if table.manual:
+        return Trigger.MANUAL
+    not_before = parse_time(table.before.get("notBefore"))
+    if not_before is not None and now < not_before:
+        return None
+    last = parse_time(table.last.get("started"))
+    if _is_unwell(table, settings) and (last is None or now - last >= HEALTH_EVERY):
+        return Trigger.HEALTH
+    at = next_after(table.spec.maintenance.schedule, last or table.created)
+    if at is not None and at <= now and _is_worth_it(table, settings, now):
+        return Trigger.SCHEDULE
+    return None
+
+
+def _is_unwell(table: Table, settings: MaintenanceSettings) -> bool:
+    assert table.report is not None
+    return (
+        table.debt_files >= settings.small_files
+        or table.report.manifests >= settings.manifests
+        or table.report.snapshots
+        >= settings.snapshots_factor * table.spec.maintenance.keep_snapshots
+    )
+
+
+def _is_worth_it(table: Table, settings: MaintenanceSettings, now: datetime) -> bool:
+    if table.debt_files >= WORTH_FILES:
+        return True
+    success = parse_time(table.before.get("lastSuccess")) or table.created
+    return (now - success).total_seconds() >= settings.orphans_every.seconds
+
+
+# ---- what became of a job
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended."""
+
+    run: Manifest
+    """As `status.maintenance.last` shows it."""
+    ok: bool
+    retry: bool
+    """The same run may succeed later."""
+
+
+def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
+    """Read what became of a job from its own status and its driver's last words; None: it runs."""
+    status = job.get("status") or {}
+    over = {
+        condition["type"]: condition
+        for condition in status.get("conditions") or ()
+        if condition["status"] == "True" and condition["type"] in ("Complete", "Failed")
+    }
+    if not over:
+        return None
+    said = _last_words(pods)
+    found: Mapping[str, Any] = next(
+        (one for one in said.get("topics") or () if one.get("topic") == topic), {}
+    )
+    ok = "Complete" in over and bool(said.get("ok", True))
+    message = str(found.get("message") or said.get("message") or "")
+    if not ok and not message:
+        message = str(over.get("Failed", {}).get("message", ""))
+    annotations = job["metadata"].get("annotations") or {}
+    before, after = found.get("before") or {}, found.get("after") or {}
+    steps = ", ".join(
+        f"{step.get('job')}: {step.get('outcome')}" for step in found.get("steps") or ()
+    )
+    run: Manifest = {
+        "job": job["metadata"]["uid"],
+        "trigger": annotations.get(ANNOTATION_TRIGGER, ""),
+        "steps": steps[:1_000],
+        "outcome": "Succeeded" if ok else "Failed",
+        "started": job["metadata"].get("creationTimestamp"),
+        "seconds": round(float(said.get("seconds") or 0)),
+        "coreSeconds": round(float(said.get("core_seconds") or 0)),
+        "filesBefore": int(before.get("files") or 0),
+        "filesAfter": int(after.get("files") or 0),
+        "message": message[:1_000],
+    }
+    run = {key: value for key, value in run.items() if value not in ("", None)}
+    return Ended(run, ok, bool(said.get("retry", True)))
+
+
+def _last_words(pods: list[Manifest]) -> Mapping[str, Any]:
+    """Return what the driver that ended last left behind."""
+    words: list[tuple[str, str]] = []
+    for pod in pods:
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            over = (container.get("state") or {}).get("terminated") or {}
+            if over.get("message"):
+                words.append((str(over.get("finishedAt", "")), str(over["message"])))
+    if not words:
+        return {}
+    try:
+        found = json.loads(max(words)[1])
+    except ValueError:
+        return {"message": max(words)[1][-500:]}
+    return found if isinstance(found, dict) else {}
+
+
+def after_end(before: Mapping[str, Any], end: Ended, now: datetime) -> Manifest:
+    """Return the status after a job has ended."""
+    found = {**before, "last": end.run, "running": ""}
+    if end.ok:
+        found |= {"failures": 0, "notBefore": None, "lastSuccess": format_time(now)}
+    else:
+        failures = int(before.get("failures", 0)) + 1
+        first, longest = _WAITS[end.retry]
+        wait = min(first * 2 ** min(failures - 1, 16), longest)
+        found |= {"failures": failures, "notBefore": format_time(now + wait)}
+    return found
+
+
+def maintained(table: Table, status: Mapping[str, Any], settings: MaintenanceSettings) -> Told:
+    """Say whether the table is looked after."""
+    last = status.get("last") or {}
+    if last.get("outcome") == "Failed":
+        message = str(last.get("message", "")) or "the last job failed"
+        return fails("Maintained", "JobFailed", message)
+    if table.debt_files >= BEHIND_FACTOR * settings.small_files:
+        return fails("Maintained", "Behind", "files pile up faster than jobs join them")
+    if not last:
+        return unknown("Maintained", "NotYet", "no job was needed so far")
+    return holds("Maintained", "Maintained")

@@ -1,0 +1,232 @@
+"""Start Spark jobs and collect what became of them."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tidewater_coordination.port import TopicPhase
+from tidewater_core.errors import TidewaterError
+from tidewater_core.names import ANNOTATION_MAINTAIN, LABEL_TOPIC
+from tidewater_operator.cluster.api import JOB, Api
+from tidewater_operator.cluster.events import Events
+from tidewater_operator.cluster.write import settle
+from tidewater_operator.conditions import Told, unknown
+from tidewater_operator.life import TopicCase, pool_of, registered_spec
+from tidewater_operator.maintenance.cron import next_after
+from tidewater_operator.maintenance.decide import (
+    Ended,
+    Table,
+    after_end,
+    due,
+    ended,
+    maintained,
+)
+from tidewater_operator.maintenance.job import account, job, job_name, wants_executors
+from tidewater_operator.model.names import (
+    ETCD_SECRET,
+    PIPELINE_ACCOUNT,
+    Manifest,
+    owner,
+    shared_labels,
+)
+from tidewater_operator.model.workers import role_binding
+from tidewater_operator.observed import Observed
+from tidewater_operator.plan import Plan
+from tidewater_operator.report import topic_facts
+from tidewater_operator.settings import OperatorSettings
+from tidewater_operator.times import format_time, parse_time
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is to be said of each topic's maintenance."""
+
+    statuses: Mapping[str, tuple[Mapping[str, Any] | None, Told]] = field(default_factory=dict)
+    is_busy: bool = False
+    """A job runs."""
+    is_due: bool = False
+    """One should be started, and this pass did not look at the jobs that there are."""
+
+    def of(self, topic: str) -> tuple[Mapping[str, Any] | None, Told]:
+        """Return a topic's maintenance status and condition."""
+        return self.statuses.get(topic, (None, unknown("Maintained", "Disabled")))
+
+
+class Maintenance:
+    """Looks after the tables of all namespaces; at most so many jobs at a time."""
+
+    def __init__(self, settings: OperatorSettings, api: Api, events: Events) -> None:
+        self._settings, self._api, self._events = settings, api, events
+        self._running: dict[str, int] = {}
+        """Namespace → jobs that run."""
+
+    async def keep(self, seen: Observed, decided: Plan, *, full: bool) -> Kept:
+        """Collect what has ended, then start what is due."""
+        if not self._settings.maintenance.enabled or not self._settings.pipeline_image:
+            return Kept()
+        jobs = {one["metadata"]["name"]: one for one in seen.cluster.jobs}
+        self._running[seen.cluster.namespace] = sum(1 for one in jobs.values() if _runs(one))
+        statuses: dict[str, tuple[Mapping[str, Any] | None, Told]] = {}
+        is_due = False
+        for case in decided.topics:
+            table = _table(seen, case)
+            if table is None:
+                continue
+            if not full:  # what there is of jobs may be old: nothing is said or done by it
+                is_due = is_due or self._is_due(case, table, seen)
+                told = maintained(table, table.before, self._settings.maintenance)
+                statuses[case.name] = (table.before, told)
+                continue
+            try:
+                statuses[case.name] = await self._topic(seen, decided, case, table, jobs)
+            except TidewaterError as error:
+                log.warning("%s: maintenance: %s", case.name, error)
+        busy = bool(self._running[seen.cluster.namespace])
+        return Kept(statuses, is_busy=busy, is_due=is_due)
+
+    def _is_due(self, case: TopicCase, table: Table, seen: Observed) -> bool:
+        return (
+            not case.paused
+            and not table.before.get("running")
+            and due(table, self._settings.maintenance, seen.now) is not None
+            and self._has_room()
+        )
+
+    async def _topic(
+        self,
+        seen: Observed,
+        decided: Plan,
+        case: TopicCase,
+        table: Table,
+        jobs: Mapping[str, Manifest],
+    ) -> tuple[Mapping[str, Any], Told]:
+        status: Manifest = {**table.before, "running": ""}
+        found = jobs.get(job_name(case.name))
+        end = _end_of(seen, case, found)
+        if found is not None:
+            # Said again from the Job itself: we may have been stopped after we made it.
+            word = (found["metadata"].get("annotations") or {}).get(ANNOTATION_MAINTAIN, "")
+            status["manual"] = word or status.get("manual", "")
+            status["running"] = job_name(case.name) if end is None else ""
+            table = replace(table, before=status)
+        if found is not None and end is not None and end.run["job"] != table.last.get("job"):
+            status = after_end(status, end, seen.now)
+            await self._tell_end(case, end)
+        elif not case.paused and (found is None or end is not None):
+            started = await self._start(seen, decided, case, table, found)
+            status["running"] = job_name(case.name) if started else ""
+            status["manual"] = table.manual[:1_000] if started else status.get("manual", "")
+            status["manual"] = status["manual"] or table.before.get("manual", "")
+        at = next_after(table.spec.maintenance.schedule, seen.now)
+        status["next"] = None if at is None else format_time(at)
+        status = {key: value for key, value in status.items() if value not in ("", None)}
+        return status, maintained(table, status, self._settings.maintenance)
+
+    async def _start(
+        self,
+        seen: Observed,
+        decided: Plan,
+        case: TopicCase,
+        table: Table,
+        old: Manifest | None,
+    ) -> bool:
+        """Start a job if one is due; return whether one was."""
+        trigger = due(table, self._settings.maintenance, seen.now)
+        if trigger is None or not self._has_room():
+            return False
+        namespace = seen.cluster.namespace
+        if old is not None:  # its name is needed; the next pass starts the new one
+            uid = old["metadata"]["uid"]
+            await self._api.delete(JOB, namespace, old["metadata"]["name"], uid)
+            self._running[namespace] += 1  # look again soon
+            return False
+        assert table.report is not None
+        report = table.report
+        work_bytes = report.bytes if report.debt_bytes is None else report.debt_bytes
+        spread = wants_executors(table.spec, work_bytes)
+        await self._prepare(seen, decided, spread=spread)
+        manifest = job(
+            case.manifest,
+            table.spec,
+            pool_of(case.name, table.spec),
+            trigger,
+            self._settings,
+            work_bytes=work_bytes,
+            word=table.manual[:1_000],
+            etcd_keys=frozenset(seen.cluster.secrets.get(ETCD_SECRET, ())),
+        )
+        await self._api.create(JOB, namespace, manifest)
+        self._running[namespace] += 1
+        where = "with executors" if spread else "in one pod"
+        message = f"{table.report.files} files, {table.report.snapshots} snapshots, {where}"
+        await self._events.tell(case.manifest, f"Maintenance{trigger}", message)
+        return True
+
+    def _has_room(self) -> bool:
+        return sum(self._running.values()) < self._settings.maintenance.max_jobs
+
+    async def _prepare(self, seen: Observed, decided: Plan, *, spread: bool) -> None:
+        head = {
+            "namespace": seen.cluster.namespace,
+            "labels": shared_labels(),
+            "ownerReferences": [
+                owner(case.pool, controller=False) for case in decided.pools if case.pool
+            ],
+        }
+        await settle(self._api, seen.cluster.objects, account(head))
+        if spread:
+            role = self._settings.maintenance.role
+            binding = role_binding(head, PIPELINE_ACCOUNT, role, PIPELINE_ACCOUNT)
+            await settle(self._api, seen.cluster.objects, binding)
+
+    async def _tell_end(self, case: TopicCase, end: Ended) -> None:
+        run = end.run
+        if end.ok:
+            message = (
+                f"{run.get('filesBefore', 0)} files became {run.get('filesAfter', 0)} in "
+                f"{run.get('seconds', 0)} s ({run.get('coreSeconds', 0)} core seconds)"
+            )
+            await self._events.tell(case.manifest, "MaintenanceDone", message)
+        else:
+            message = str(run.get("message") or "the job failed")
+            await self._events.tell(case.manifest, "MaintenanceFailed", message, warning=True)
+
+
+def _table(seen: Observed, case: TopicCase) -> Table | None:
+    """Return what is known of a topic's table; None if the topic is not served."""
+    reg = seen.registered(case.name)
+    if reg is None or reg.uuid != case.uid or reg.phase != TopicPhase.ACTIVE:
+        return None
+    spec = registered_spec(reg)
+    if spec is None:
+        return None
+    meta = case.manifest["metadata"]
+    return Table(
+        spec=spec,
+        created=parse_time(meta.get("creationTimestamp")) or seen.now,
+        report=topic_facts(case.name, case.uid, seen.told).table,
+        annotations=meta.get("annotations") or {},
+        before=(case.manifest.get("status") or {}).get("maintenance") or {},
+    )
+
+
+def _runs(job: Manifest) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return not any(
+        one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions
+    )
+
+
+def _end_of(seen: Observed, case: TopicCase, found: Manifest | None) -> Ended | None:
+    if found is None:
+        return None
+    pods = [
+        pod
+        for pod in seen.cluster.pods
+        if pod["metadata"].get("labels", {}).get(LABEL_TOPIC) == case.name
+        and pod["metadata"].get("labels", {}).get("job-name") == found["metadata"]["name"]
+    ]
+    return ended(found, pods, f"{seen.cluster.namespace}/{case.name}")

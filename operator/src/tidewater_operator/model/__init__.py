@@ -1,0 +1,1 @@
+"""From a Pool's spec to the manifests of its workers. Pure."""

@@ -1,0 +1,105 @@
+"""Whether an object must be written, and what a change means for its workers. Pure.
+
+What we want is compared with what is there field by field; fields that others set are theirs. That
+cannot tell that we no longer want a field, so a hash of what was applied stands beside it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from tidewater_operator.model.names import ANNOTATION_CONFIG, ANNOTATION_HASH, Manifest
+
+_SUFFIXES = {
+    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
+}  # fmt: skip
+
+
+def digest(value: Any) -> str:
+    """Return a short hash of a value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stamped(manifest: Manifest) -> Manifest:
+    """Add the hash of what is applied."""
+    meta = manifest["metadata"]
+    annotations = {**meta.get("annotations", {}), ANNOTATION_HASH: digest(manifest)}
+    return {**manifest, "metadata": {**meta, "annotations": annotations}}
+
+
+def covers(live: Any, wanted: Any) -> bool:
+    """Tell whether everything that is wanted is there."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            _is_owned(live.get(key), value)
+            if key == "ownerReferences"
+            else covers(live.get(key), value)
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return (
+            isinstance(live, Sequence)
+            and not isinstance(live, str)
+            and len(live) == len(wanted)
+            and all(covers(one, other) for one, other in zip(live, wanted, strict=True))
+        )
+    if live is None:
+        return wanted in (None, "", False, {}, [])
+    return bool(live == wanted) or _same_quantity(live, wanted)
+
+
+def _is_owned(live: Any, wanted: Sequence[Any]) -> bool:
+    """Tell whether all our references are there; others may have added theirs."""
+    return all(any(covers(one, other) for one in live or ()) for other in wanted)
+
+
+def _same_quantity(one: Any, other: Any) -> bool:
+    """Tell whether two texts are one amount: the API server writes 1000m as 1."""
+    first, second = _quantity(one), _quantity(other)
+    return first is not None and first == second
+
+
+def _quantity(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value)
+    number = text.rstrip("mkMGTiK")
+    factor = _SUFFIXES.get(text[len(number) :])
+    try:
+        return None if factor is None else float(number) * factor
+    except ValueError:
+        return None
+
+
+class RestartReason(StrEnum):
+    """Why workers are started anew, one at a time."""
+
+    IMAGE_CHANGED = "ImageChanged"
+    SETTINGS_CHANGED = "SettingsChanged"
+    RESOURCES_CHANGED = "ResourcesChanged"
+    POD_CHANGED = "PodChanged"
+
+
+def restart_reasons(live: Manifest, wanted: Manifest) -> list[RestartReason]:
+    """Return why applying a StatefulSet restarts its workers; empty if it does not."""
+    old, new = (item["spec"]["template"] for item in (live, wanted))
+    if covers(old, new):
+        return []
+    found = []
+    before, after = (item["spec"]["containers"][0] for item in (old, new))
+    if before.get("image") != after.get("image"):
+        found.append(RestartReason.IMAGE_CHANGED)
+    if _config(old) != _config(new):
+        found.append(RestartReason.SETTINGS_CHANGED)
+    if not covers(before.get("resources"), after.get("resources", {})):
+        found.append(RestartReason.RESOURCES_CHANGED)
+    return found or [RestartReason.POD_CHANGED]
+
+
+def _config(template: Manifest) -> str:
+    annotations = template["metadata"].get("annotations") or {}
+    return str(annotations.get(ANNOTATION_CONFIG, ""))

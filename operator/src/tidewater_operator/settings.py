@@ -1,0 +1,200 @@
+"""What the operator is told when it starts: one YAML file of frozen values.
+
+Unknown fields are refused, so that a typing error is seen at the start and not as a setting that
+has no effect. `docs/operator.md` shows the whole file.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from tidewater_core.crd.base import Count, Flag, Model
+from tidewater_core.crd.explain import problems
+from tidewater_core.crd.pool import PoolSpec
+from tidewater_core.errors import Invalid
+from tidewater_core.units import ByteSize, Duration
+
+SETTINGS_CHARS_MAX = 1_000_000
+"""Longest file that is read."""
+
+
+class AuthMode(StrEnum):
+    """How workers learn who asks."""
+
+    NONE = "none"
+    """They do not ask."""
+    KUBERNETES = "kubernetes"
+    """By TokenReview and SubjectAccessReview."""
+
+
+class EtcdSettings(Model):
+    """Where the registry is."""
+
+    endpoints: Annotated[list[str], Field(min_length=1)]
+    """Addresses, `http://…` or `https://…`."""
+    prefix: str = "tidewater"
+    """Everything stands below it, each namespace at `<prefix>/<namespace>`."""
+    secret: str = ""
+    """A Secret of the operator's namespace with any of `username`, `password`, `ca.crt`, `tls.crt`
+    and `tls.key`. It is copied to namespaces with pools as `tidewater-etcd`."""
+
+    @field_validator("endpoints")
+    @classmethod
+    def _endpoints_are_addresses(cls, endpoints: list[str]) -> list[str]:
+        for endpoint in endpoints:
+            if not endpoint.startswith(("http://", "https://")):
+                raise ValueError(f"{endpoint!r} must begin with http:// or https://")
+        return endpoints
+
+
+class CatalogSettings(Model):
+    """The Iceberg catalog."""
+
+    name: str = "tidewater"
+    """The catalog's name, the same for every engine."""
+    properties: dict[str, str] = Field(default={})
+    """pyiceberg's properties; `${NAME}` stands for a key of the Secret `catalogSecret`."""
+
+
+class AuthSettings(Model):
+    """Who may use a topic."""
+
+    mode: AuthMode = AuthMode.NONE
+    """none, or kubernetes."""
+    worker_role: str = "tidewater-worker"
+    """ClusterRole that the workers' service account gets in its namespace."""
+    reviewers_binding: str = "tidewater-workers"
+    """ClusterRoleBinding that lets workers ask who somebody is; its subjects are ours."""
+
+
+class TlsSettings(Model):
+    """Encryption of the workers' doors."""
+
+    secret_name: str = ""
+    """A Secret in the pool's namespace with tls.crt, tls.key and ca.crt; empty: no TLS."""
+
+
+class TableSettings(Model):
+    """Which tables topics may name."""
+
+    allow_foreign: Flag = False
+    """Let a Topic name a table outside the catalog namespace of its own name."""
+
+
+class NetworkPolicySettings(Model):
+    """Who reaches the workers."""
+
+    enabled: Flag = True
+    """Make a NetworkPolicy for each pool: its ports and nothing else."""
+
+
+class MaintenanceSettings(Model):
+    """The Spark jobs."""
+
+    enabled: Flag = True
+    """Start them."""
+    role: str = "tidewater-pipeline"
+    """ClusterRole that the driver's service account gets in its namespace: it makes executors."""
+    max_jobs: Annotated[Count, Field(ge=1, le=1_000)] = 4
+    """Most jobs at the same time, over the whole cluster."""
+    deadline: Duration = Duration("1h")
+    """A job that takes longer is stopped."""
+    keep: Duration = Duration("10m")
+    """How long a finished job's pod stays for its logs."""
+    small_files: Annotated[Count, Field(ge=1)] = 100
+    """Start a job for a table with this many small files in closed time partitions."""
+    snapshots_factor: Annotated[Count, Field(ge=1)] = 4
+    """Start a job for a table with this many times `keepSnapshots`."""
+    manifests: Annotated[Count, Field(ge=1)] = 200
+    """Start a job for a table with this many manifests."""
+    orphans_every: Duration = Duration("1d")
+    """How often a scheduled job also looks for files that nothing names."""
+    driver_cpu: str = "250m"
+    """CPU request of the driver."""
+
+
+class Intervals(Model):
+    """How often the operator looks."""
+
+    status: Duration = Duration("10s")
+    """Figures in status are refreshed this often."""
+    resync: Duration = Duration("60s")
+    """Everything is compared with the cluster this often, whatever the watches say."""
+    lease: Duration = Duration("15s")
+    """A leader that was not heard of for this long is replaced."""
+    deletion_timeout: Duration = Duration("10m")
+    """A deleted topic that cannot be drained for this long is told of by an event."""
+    unused_pool: Duration = Duration("10m")
+    """A pool that the operator made and that no topic needs goes after this time."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.status <= self.resync:
+            raise ValueError(f"status ({self.status}) must not be longer than resync")
+        if self.lease.ms < 5_000:
+            raise ValueError("lease must be at least 5s")
+        return self
+
+
+class OperatorSettings(Model):
+    """Everything that the operator needs to know."""
+
+    etcd: EtcdSettings
+    """Where the registry is."""
+    catalog: CatalogSettings
+    """The Iceberg catalog."""
+    catalog_secret: str = ""
+    """A Secret of the operator's namespace with the catalog's keys; copied to namespaces with pools
+    as `tidewater-catalog`. Empty: the properties need none."""
+    worker_image: str
+    """The worker image."""
+    pipeline_image: str = ""
+    """The pipeline image; empty: no Spark jobs."""
+    image_pull_policy: str = "IfNotPresent"
+    """Of both."""
+    image_pull_secrets: list[str] = Field(default=[])
+    """Names of Secrets in the pools' namespaces."""
+    pool_defaults: PoolSpec = PoolSpec(
+        resources={
+            "requests": {"cpu": "100m", "memory": "512Mi"},
+            "limits": {"memory": "2Gi"},
+        }
+    )
+    """The spec of pools that topics name and nobody made; its image, resources and placement also
+    fill in what a Pool leaves out."""
+    auth: AuthSettings = AuthSettings()
+    """Who may use a topic."""
+    tls: TlsSettings = TlsSettings()
+    """Encryption."""
+    tables: TableSettings = TableSettings()
+    """Which tables topics may name."""
+    network_policy: NetworkPolicySettings = NetworkPolicySettings()
+    """Who reaches the workers."""
+    maintenance: MaintenanceSettings = MaintenanceSettings()
+    """The Spark jobs."""
+    intervals: Intervals = Intervals()
+    """How often the operator looks."""
+    cluster_domain: str = "cluster.local"
+    """Of the cluster's names."""
+    watch_namespaces: list[str] = Field(default=[])
+    """Namespaces to look after; empty: all."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    tmp_bytes: ByteSize = ByteSize("1Gi")
+    """Size of a worker's /tmp."""
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        """Read the file's text; raise Invalid that names the field."""
+        if len(text) > SETTINGS_CHARS_MAX:
+            raise Invalid("InvalidSettings", f"the file is longer than {SETTINGS_CHARS_MAX}")
+        try:
+            content: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise Invalid("InvalidSettings", f"this is not YAML: {error}") from error
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise Invalid("InvalidSettings", "; ".join(problems(error, cls))) from error

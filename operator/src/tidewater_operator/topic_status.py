@@ -1,0 +1,283 @@
+"""The status of a Topic: where each partition is, and what holds. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidewater_coordination.port import Ownership, TopicPhase
+from tidewater_core.crd.topic import TopicSpec
+from tidewater_operator.conditions import Told, fails, holds, merge, unknown
+from tidewater_operator.life import TopicCase, accepted_loss, is_held, pool_of, registered_spec
+from tidewater_operator.model.names import Manifest
+from tidewater_operator.observed import Observed, conditions_of
+from tidewater_operator.report import PartitionReport, TopicFacts, topic_facts
+from tidewater_operator.times import (
+    format_bytes_rate,
+    format_ms,
+    format_rate,
+    format_time,
+    from_us,
+)
+
+_SEVERITY: Final = ("VolumeLost", "WorkerAway", "NotAssigned", "Opening", "Moving")
+"""Reasons why a partition is not where it should be, the worst first."""
+_SERVED: Final = frozenset({"", "Moving"})
+"""A partition that moves is served until it is drained."""
+_BAD_STATES: Final = frozenset({"stopped", "retrying"})
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a partition is."""
+
+    partition: int
+    owner: Ownership | None
+    worker: str
+    reason: str = ""
+    """Why it is not where it should be; empty if it is."""
+    message: str = ""
+
+
+def spots(seen: Observed, name: str, partitions: int) -> list[Spot]:
+    """Say of each partition where it is."""
+    full = f"{seen.cluster.namespace}/{name}"
+    owners = seen.registry.owners.get(full, {})
+    wanted = seen.registry.assignments.get(full, {})
+    return [_spot(seen, number, owners.get(number), wanted) for number in range(partitions)]
+
+
+def _spot(seen: Observed, number: int, owner: Ownership | None, wanted: Mapping[int, str]) -> Spot:
+    target = wanted.get(number)
+    if owner is not None and owner.is_live:
+        if target in (owner.worker_id, None):
+            return Spot(number, owner, owner.worker_id)
+        message = f"partition {number} moves from {owner.worker_id} to {target}"
+        return Spot(number, owner, owner.worker_id, "Moving", message)
+    if owner is not None and is_held(owner):
+        worker = owner.worker_id
+        successor = seen.registry.workers.get(worker)
+        if successor is not None and owner.volume and successor.volume != owner.volume:
+            message = (
+                f"partition {number}: {worker} came back with another volume; messages may be on "
+                f"the lost one alone. If it will not come back: annotate the topic with "
+                f'tidewater.dev/accept-loss="{number}"'
+            )
+            return Spot(number, owner, "", "VolumeLost", message)
+        message = f"partition {number} waits for {worker}, whose volume has its messages"
+        return Spot(number, owner, "", "WorkerAway", message)
+    if target is None:
+        return Spot(number, owner, "", "NotAssigned", f"partition {number} has no worker yet")
+    if target not in seen.registry.workers:
+        return Spot(number, owner, "", "Opening", f"partition {number} waits for {target} to start")
+    return Spot(number, owner, "", "Opening", f"partition {number} opens on {target}")
+
+
+def topic_status(
+    seen: Observed, case: TopicCase, maintenance: Mapping[str, Any] | None, maintained: Told
+) -> Manifest:
+    """Return the whole status of a Topic."""
+    before = case.manifest.get("status") or {}
+    reg = seen.registered(case.name)
+    is_ours = reg is not None and reg.uuid == case.uid
+    spec = registered_spec(reg) if reg is not None and is_ours else None
+    facts = topic_facts(case.name, case.uid, seen.told)
+    places = spots(seen, case.name, spec.partitions) if spec is not None else []
+    told = (
+        _unserved(case)
+        if spec is None or (reg is not None and reg.phase != TopicPhase.ACTIVE)
+        else _served(case, spec, places, facts)
+    )
+    told = [*told, maintained, _paused(case.paused)]
+    generation = int(case.manifest["metadata"].get("generation", 0))
+    status: Manifest = {
+        "observedGeneration": generation,
+        "conditions": merge(conditions_of(case.manifest), told, generation, format_time(seen.now)),
+        "acceptedLoss": before.get("acceptedLoss", "") if case.paused else _accepted(case),
+    }
+    if spec is not None:
+        status |= _figures(case, spec, places, facts, before)
+    # What was found out about jobs stands until something else is.
+    if known := before.get("maintenance") if maintenance is None else maintenance:
+        status["maintenance"] = dict(known)
+    return {key: value for key, value in status.items() if value not in ("", None)}
+
+
+def _accepted(case: TopicCase) -> str:
+    """Return the word that has been acted on by now."""
+    known = str((case.manifest.get("status") or {}).get("acceptedLoss", ""))
+    return accepted_loss(case.manifest)[:1_000] or known
+
+
+def _paused(paused: bool) -> Told:
+    if paused:
+        return holds("Paused", "Paused", "the annotation tidewater.dev/paused is there")
+    return fails("Paused", "NotPaused")
+
+
+def _unserved(case: TopicCase) -> list[Told]:
+    if case.refusal is not None:
+        reason, message = case.refusal.reason, case.refusal.message
+    else:
+        reason, message = "Registering", "it is not in the registry yet"
+    return [
+        fails("Ready", reason, message),
+        fails("Assigned", reason),
+        unknown("Committing", reason),
+        unknown("FreshnessMet", reason),
+        fails("Degraded", "NotServed"),
+    ]
+
+
+def _served(case: TopicCase, spec: TopicSpec, places: list[Spot], facts: TopicFacts) -> list[Told]:
+    assigned = _assigned(places)
+    committing = _committing(spec, facts)
+    stopped = [p for p in facts.partitions.values() if p.state == "stopped"]
+    moving = {spot.partition for spot in places if spot.reason == "Moving"}
+    shut = [p for n, p in facts.partitions.items() if not p.open and n not in moving]
+    away = [spot for spot in places if spot.reason not in _SERVED]
+    if case.refusal is not None:
+        ready = fails("Ready", case.refusal.reason, case.refusal.message)
+    elif away:
+        ready = fails("Ready", assigned.reason, assigned.message)
+    elif stopped:
+        ready = fails("Ready", committing.reason, committing.message)
+    elif shut:
+        said = shut[0].message or "it takes no messages"
+        ready = fails("Ready", shut[0].reason or "Closed", f"partition {shut[0].partition}: {said}")
+    else:
+        ready = holds("Ready", "Ready", f"{len(places)} partitions take messages")
+    lost = [spot for spot in away if spot.reason in ("VolumeLost", "WorkerAway")]
+    if lost or stopped:
+        worst = assigned if lost else committing
+        degraded = holds("Degraded", worst.reason, worst.message)
+    else:
+        degraded = fails("Degraded", "AsExpected")
+    return [ready, assigned, committing, _fresh(spec, facts), degraded]
+
+
+def _assigned(places: list[Spot]) -> Told:
+    for reason in _SEVERITY:
+        found = [spot for spot in places if spot.reason == reason]
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            return fails("Assigned", reason, found[0].message + more)
+    workers = len({spot.worker for spot in places})
+    return holds("Assigned", "Assigned", f"{len(places)} partitions on {workers} workers")
+
+
+def _committing(spec: TopicSpec, facts: TopicFacts) -> Told:
+    for state in ("stopped", "retrying"):
+        bad = [p for p in facts.partitions.values() if p.state == state]
+        if bad:
+            first = bad[0]
+            reason = first.reason or state.capitalize()
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            message = f"partition {first.partition} is {state}: {first.message or reason}{more}"
+            return fails("Committing", reason, message)
+    missing = spec.partitions - len(facts.partitions)
+    if missing > 0:
+        return unknown("Committing", "NoReport", f"{missing} partitions were not reported on")
+    return holds("Committing", "Committing", "messages reach the table")
+
+
+def _fresh(spec: TopicSpec, facts: TopicFacts) -> Told:
+    age = facts.freshness_ms
+    if age is None:
+        return unknown("FreshnessMet", "NoReport", "no worker told its age")
+    if age <= spec.freshness.ms:
+        return holds("FreshnessMet", "Fresh", f"within {spec.freshness}")
+    # No figure in the message: it would change with every look.
+    message = f"messages older than {spec.freshness} are not in the table yet"
+    return fails("FreshnessMet", "TooOld", message)
+
+
+def _figures(
+    case: TopicCase,
+    spec: TopicSpec,
+    places: list[Spot],
+    facts: TopicFacts,
+    before: Mapping[str, Any],
+) -> Manifest:
+    known = {item["partition"]: item for item in before.get("partitions", ())}
+    partitions = [
+        _partition(spot, facts.partitions.get(spot.partition), known.get(spot.partition, {}))
+        for spot in places
+    ]
+    found: Manifest = {
+        "sync": facts.sync or str(spec.log.sync),
+        "freshness": format_ms(facts.freshness_ms),
+        "rate": format_rate(facts.rate),
+        "bytesRate": format_bytes_rate(facts.bytes_per_s),
+        "committed": _committed(partitions, facts),
+        "lag": sum(part.lag for part in facts.partitions.values()),
+        "pool": pool_of(case.name, spec),
+        "workers": len({spot.worker for spot in places if spot.worker}),
+        "partitions": partitions,
+    }
+    if facts.ack_ms is not None and facts.ack_ms.p99:
+        found["ackLatency"] = {
+            "p50": format_ms(facts.ack_ms.p50),
+            "p99": format_ms(facts.ack_ms.p99),
+        }
+    elif "ackLatency" in before:
+        found["ackLatency"] = before["ackLatency"]
+    table = _table(case, facts)
+    found["table"] = table if facts.table is not None else before.get("table") or table
+    return found
+
+
+def _committed(partitions: list[Manifest], facts: TopicFacts) -> int:
+    """Count the messages in the table; where nobody reports, what was last known counts."""
+    total = 0
+    for item in partitions:
+        report = facts.partitions.get(item["partition"])
+        gap = item.get("gap", "0-0").split("-")
+        known = item["committedOffset"] - (int(gap[1]) - int(gap[0]))
+        total += report.messages if report is not None else max(known, 0)
+    return total
+
+
+def _partition(spot: Spot, report: PartitionReport | None, before: Mapping[str, Any]) -> Manifest:
+    owner = spot.owner
+    found: Manifest = {
+        "partition": spot.partition,
+        "worker": spot.worker,
+        "epoch": owner.epoch if owner is not None else 0,
+        # While nobody reports, what was last known stands.
+        "startOffset": report.start if report else before.get("startOffset", 0),
+        "endOffset": report.end if report else before.get("endOffset", 0),
+        "committedOffset": report.committed if report else before.get("committedOffset", 0),
+    }
+    if report is not None and report.state:
+        found["state"] = report.state
+    reason, message = spot.reason, spot.message
+    if not reason and report is not None and report.state in _BAD_STATES:
+        reason, message = report.reason or "", report.message or ""
+    if reason:
+        found["reason"], found["message"] = reason, message[:1_000]
+    if owner is not None and owner.gap is not None:
+        found["gap"] = f"{owner.gap.start}-{owner.gap.end}"
+    return found
+
+
+def _table(case: TopicCase, facts: TopicFacts) -> Manifest:
+    identifier = ".".join(case.topic.table_identifier) if case.topic is not None else ""
+    report = facts.table
+    if report is None:
+        return {"identifier": identifier}
+    found: Manifest = {
+        "identifier": report.table or identifier,
+        "uuid": report.table_uuid,
+        "snapshotId": "" if report.snapshot_id is None else str(report.snapshot_id),
+        "rows": report.table_rows,
+        "bytes": report.bytes,
+        "files": report.files,
+        "snapshots": report.snapshots,
+        "manifests": report.manifests,
+        "smallFiles": report.small_files,
+        "debtFiles": report.debt_files or 0,
+        "deleteFiles": report.delete_files,
+    }
+    if report.committed_at_us:
+        found["lastCommitTime"] = format_time(from_us(report.committed_at_us))
+    return {key: value for key, value in found.items() if value != ""}
