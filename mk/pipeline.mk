@@ -9,10 +9,22 @@ setup-pipeline: ## Make .venv-pipeline with PySpark and add `tidewater compact` 
 	  $$uv pip install --quiet --python .venv-pipeline/bin/python \
 	    --require-hashes -r requirements/pipeline.txt; \
 	  $$uv pip install --quiet --python .venv-pipeline/bin/python --no-deps \
-	    --build-constraints requirements/bootstrap.txt --editable core --editable pipeline; \
+	    --build-constraints requirements/bootstrap.txt \
+	    --editable core --editable coordination --editable pipeline; \
+	  touch .venv-pipeline/.ready; \
 	  $$uv pip install --quiet --python $(BIN)/python --no-deps \
 	    --build-constraints requirements/bootstrap.txt --editable pipeline
 
 .PHONY: compact
 compact: setup-pipeline ## Compact a topic of `make run` (TOPIC=default/quickstart COMPACT_ARGS=)
 	@$(BIN)/tidewater compact $(or $(TOPIC),default/quickstart) --data $(DATA) $(COMPACT_ARGS)
+
+MINUTES ?= 20
+
+.PHONY: soak
+soak: setup ## Produce, read, compact and kill for a while; plot into docs/ (MINUTES=20)
+	@PYTHONPATH=tests/lib $(BIN)/python -m tools.soak --minutes $(MINUTES)
+
+.PHONY: bench-compact
+bench-compact: setup ## Compaction next to plain rewrite_data_files on the same table
+	@$(BIN)/python -m tools.bench_compact

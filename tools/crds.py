@@ -1,4 +1,4 @@
-"""Write crds/*.yaml from the models in core/, or with --check say if they are out of date."""
+"""Write crds/*.yaml and the chart's copies from the models in core/, or with --check compare."""
 
 import argparse
 import sys
@@ -6,31 +6,31 @@ from pathlib import Path
 
 from tidewater_core.crd.generate import render
 
+ROOT = Path(__file__).resolve().parent.parent
+# Helm packs nothing that lies outside a chart's folder, hence the second place.
+FOLDERS = (ROOT / "crds", ROOT / "charts/tidewater/files/crds")
+
 
 def main() -> int:
     """Write the files, or compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if stale")
     check: bool = parser.parse_args().check
-    folder = Path(__file__).resolve().parent.parent / "crds"
-    wanted = render()
-    stale = [
-        name
-        for name, text in wanted.items()
-        if not (folder / name).is_file() or (folder / name).read_text() != text
-    ]
-    extra = [path.name for path in folder.glob("*.yaml") if path.name not in wanted]
+    wanted = {folder / name: text for folder in FOLDERS for name, text in render().items()}
+    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
+    extra = [p for folder in FOLDERS for p in folder.glob("*.yaml") if p not in wanted]
     if check:
-        for name in stale + extra:
-            print(f"crds/{name} is not what the models say; run `make crds`", file=sys.stderr)
+        for path in stale + extra:
+            place = path.relative_to(ROOT)
+            print(f"{place} is not what the models say; run `make crds`", file=sys.stderr)
         return 1 if stale or extra else 0
-    folder.mkdir(exist_ok=True)
-    for name in stale:
-        (folder / name).write_text(wanted[name])
-        print(f"wrote crds/{name}")
-    for name in extra:
-        (folder / name).unlink()
-        print(f"removed crds/{name}")
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path])
+        print(f"wrote {path.relative_to(ROOT)}")
+    for path in extra:
+        path.unlink()
+        print(f"removed {path.relative_to(ROOT)}")
     return 0
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = (
     "tidewater",
     "tidewater-core",
+    "tidewater-coordination",
     "tidewater-worker",
     "tidewater-operator",
     "tidewater-pipeline",

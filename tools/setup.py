@@ -17,9 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BOOTSTRAP = ROOT / "requirements" / "bootstrap.txt"
-COMPONENTS = ("core", "client", "worker", "operator", "pipeline")
+COMPONENTS = ("core", "coordination", "client", "worker", "operator", "pipeline")
 REQUIREMENTS = {"run": ("worker.txt",), "dev": ("dev.txt",)}
-RUN_COMPONENTS = ("core", "client", "worker")
+# The pipeline without PySpark: `tidewater compact` is there, and gets that when it is first used.
+RUN_COMPONENTS = ("core", "coordination", "client", "worker", "pipeline")
 
 
 def say(text: str) -> None:

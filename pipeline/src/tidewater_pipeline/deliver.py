@@ -12,6 +12,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -57,6 +58,8 @@ class Sent:
     known: int = 0
     """Messages that were stored by an earlier run."""
     errors: list[str] = field(default_factory=list)
+    last: Batch | None = None
+    """The last batch, which is not sent yet."""
 
 
 def producer_id(run_id: str, stream: str) -> str:
@@ -178,12 +181,26 @@ class Sender:
 
 
 def send_all(target: Target, batches: Iterable[Batch]) -> Sent:
-    """Send every batch of a task."""
+    """Send the batches of a task, all but the last.
+
+    Spark ends the rows of a task that is cancelled as if there were no more: the last batch may be
+    a cut one, and its sequence must not be used for less than it stands for. `finish` sends it.
+    """
     sent = Sent()
-    sender = Sender(target)
-    try:
+    with closing(Sender(target)) as sender:
         for batch in batches:
-            sender.send(batch, sent)
-    finally:
-        sender.close()
+            if sent.last is not None:
+                sender.send(sent.last, sent)
+            sent.last = batch
     return sent
+
+
+def finish(target: Target, done: Iterable[Sent]) -> list[Sent]:
+    """Send the last batches of tasks that came to their end."""
+    finished = list(done)
+    with closing(Sender(target)) as sender:
+        for sent in finished:
+            if sent.last is not None:
+                sender.send(sent.last, sent)
+                sent.last = None
+    return finished

@@ -39,6 +39,8 @@ class Report:
     before: Size | None = None
     after: Size | None = None
     seconds: float = 0.0
+    retry: bool = False
+    """A failure that may be gone when the job is run again as it is."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -48,6 +50,7 @@ class Report:
             "topic": self.topic,
             "outcome": str(self.outcome),
             "message": self.message,
+            "retry": self.retry,
             "before": self.before.to_json() if self.before else None,
             "after": self.after.to_json() if self.after else None,
             "seconds": round(self.seconds, 3),

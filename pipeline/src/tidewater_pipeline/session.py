@@ -9,19 +9,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidewater_core.clock import Clock, SystemClock
-from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable
-from tidewater_core.names import TW_TIME, TopicName
+from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable, TidewaterError
+from tidewater_core.names import COMMIT_ID, TW_TIME, TopicName
 from tidewater_core.settings import CatalogSettings
 from tidewater_pipeline.jars import find_jars
 from tidewater_pipeline.java import find_java
 from tidewater_pipeline.report import Progress
-from tidewater_pipeline.settings import SparkSettings, spark_conf
+from tidewater_pipeline.settings import SparkSettings, catalog_settings_conf, spark_conf
 from tidewater_pipeline.state import FileInfo, Size, SnapshotInfo, TableState, quoted
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ MESSAGE_CHARS_MAX: Final = 600
 _UNKNOWN: Final = "CommitStateUnknownException"
 _CONFLICTS: Final = ("CommitFailedException", "ValidationException")
 _MISSING: Final = ("TABLE_OR_VIEW_NOT_FOUND", "NoSuchTableException", "SCHEMA_NOT_FOUND")
+_REFUSED: Final = ("NotAuthorizedException", "ForbiddenException", "AccessDenied")
+_TOO_SMALL: Final = ("java.lang.OutOfMemoryError", "Java heap space")
 
 
 class ConflictError(Retryable):
@@ -42,8 +44,8 @@ class ConflictError(Retryable):
 @contextmanager
 def named_errors(what: str) -> "Iterator[None]":
     """Turn what Spark and the JVM raise into our errors."""
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import AnalysisException, PySparkException
 
     try:
         yield
@@ -51,13 +53,27 @@ def named_errors(what: str) -> "Iterator[None]":
         text = str(error)
         said = text.partition("\tat ")[0]  # the rest is where in Spark it was raised
         short = f"{what}: {said.strip()[:MESSAGE_CHARS_MAX]}"
-        if any(name in text for name in _MISSING):
-            raise NotFound("TableMissing", short) from error
-        if _UNKNOWN in text:
-            raise OutcomeUnknown("CommitOutcomeUnknown", short) from error
-        if any(name in text for name in _CONFLICTS):
-            raise ConflictError("CommitConflict", short) from error
-        raise Retryable("SparkFailed", short) from error
+        raise _named(text, short, isinstance(error, AnalysisException)) from error
+    except (Py4JError, ConnectionError) as error:
+        short = f"{what}: the JVM is gone ({str(error)[:MESSAGE_CHARS_MAX]})"
+        raise Retryable("SparkGone", short) from error
+
+
+def _named(text: str, short: str, analysis: bool) -> TidewaterError:
+    """Name an error of Spark's by what to do next. Pure."""
+    if any(name in text for name in _MISSING):
+        return NotFound("TableMissing", short)
+    if _UNKNOWN in text:
+        return OutcomeUnknown("CommitOutcomeUnknown", short)
+    if any(name in text for name in _CONFLICTS):
+        return ConflictError("CommitConflict", short)
+    if any(name in text for name in _REFUSED):
+        return Invalid("AccessRefused", short)
+    if any(name in text for name in _TOO_SMALL):
+        return Invalid("OutOfMemory", f"{short}: give the job more memory")
+    if analysis:
+        return Invalid("SparkRefused", short)
+    return Retryable("SparkFailed", short)
 
 
 @dataclass
@@ -90,27 +106,35 @@ class Session:
         jars = find_jars(Path(pyspark.__file__).parent / "jars", cache, self.progress.say)
         self.progress.say(f"starting Spark ({self.spark_settings.master})")
         builder = SparkSession.builder
-        conf = spark_conf(self.catalog, self.spark_settings, jars.classpath)
+        conf = spark_conf(self.spark_settings, jars.classpath)
         if jars.packages:
             conf["spark.jars.packages"] = ",".join(jars.packages)
         for key, value in conf.items():
             builder = builder.config(key, value)
-        self._spark = builder.getOrCreate()
-        self._spark.sparkContext.setLogLevel("ERROR")
+        with named_errors("start Spark"):
+            self._spark = builder.getOrCreate()
+            self._spark.sparkContext.setLogLevel("ERROR")
+        self._open(self.catalog)
         self.start_seconds = time.monotonic() - began
         return self
 
     def with_catalog(self, catalog: CatalogSettings) -> "Session":
         """Return a session on another catalog in the same JVM; its name must be new there."""
-        for key, value in spark_conf(catalog, self.spark_settings, ()).items():
+        self._open(catalog)
+        return replace(self, catalog=catalog)
+
+    def _open(self, catalog: CatalogSettings) -> None:
+        """Tell the running JVM of a catalog: its keys never stand on a command line."""
+        conf = catalog_settings_conf(catalog) | dict(self.spark_settings.conf)
+        for key, value in conf.items():
             if key.startswith("spark.sql.catalog."):
                 self.spark.conf.set(key, value)
-        return replace(self, catalog=catalog)
 
     def stop(self) -> None:
         """End the JVM's work."""
         if self._spark is not None:
-            self._spark.stop()
+            with suppress(Retryable), named_errors("stop"):  # a JVM that died is at its end
+                self._spark.stop()
             self._spark = None
 
     def __enter__(self) -> Self:
@@ -151,12 +175,12 @@ class Session:
             raise Invalid("InvalidTable", f"table {name!r} must be written namespace.name")
         return TopicTable(self, topic, identifier)
 
-    def settle(self, state: TableState) -> None:
-        """Bring what Spark wrote to a local disk before anything it replaced is removed.
+    def sync(self, state: TableState) -> None:
+        """Bring everything on a local disk to rest before anything that it replaced is removed.
 
-        Spark does not sync its files; object stores need no such thing.
+        Whoever rewrote the table may not have synced; object stores need no such thing.
         """
-        if state.location.startswith(("file:", "/")):
+        if state.is_local:
             os.sync()
 
 
@@ -207,39 +231,66 @@ class TopicTable:
                     for s in table.snapshots()
                 ),
                 refs={str(k): int(v.snapshotId()) for k, v in dict(table.refs()).items()},
+                sort_order=_sort_order(table),
             )
 
     def files(self, state: TableState) -> list[FileInfo]:
         """List the data files of the state's snapshot, from its manifests."""
+        time_id = int(self.java().schema().findField(TW_TIME).fieldId())
+        # The bounds as they are stored: to make all columns readable takes longer than to plan.
         rows = self._metadata(
             state,
             "files",
             "file_path, CAST(partition AS STRING) AS grp, file_size_in_bytes AS nbytes, "
-            "record_count AS n, unix_micros(readable_metrics.tw_time.lower_bound) AS low, "
-            "unix_micros(readable_metrics.tw_time.upper_bound) AS high",
+            f"record_count AS n, lower_bounds[{time_id}] AS low, upper_bounds[{time_id}] AS high",
             "content = 0",
         )
         return [
-            FileInfo(r["file_path"], r["grp"], r["nbytes"], r["n"], r["low"] or 0, r["high"] or 0)
-            for r in rows
-        ]
+            FileInfo(
+                row["file_path"], row["grp"], row["nbytes"], row["n"],
+                stored_long(row["low"]), stored_long(row["high"]),
+            )
+            for row in rows
+        ]  # fmt: skip
 
     def size(self, state: TableState) -> Size:
-        """Count what a report compares."""
-        (files,) = self._metadata(
-            state,
-            "files",
-            "count(*) AS files, coalesce(sum(file_size_in_bytes), 0) AS nbytes, "
-            "coalesce(sum(record_count), 0) AS n",
-        ) or [{"files": 0, "nbytes": 0, "n": 0}]
-        (manifests,) = self._metadata(state, "manifests", "count(*) AS n") or [{"n": 0}]
+        """Count what a report compares: from the snapshot's own summary, which is at hand."""
+        if state.snapshot_id is None:
+            return Size(snapshots=len(state.snapshots))
+        table = self.java()
+        with named_errors(f"read {self.name}"):
+            snapshot = table.snapshot(state.snapshot_id)
+            if snapshot is None:
+                raise ConflictError("SnapshotExpired", f"{self.name}: another expired it meanwhile")
+            summary = {str(k): str(v) for k, v in dict(snapshot.summary()).items()}
+            manifests = int(snapshot.allManifests(table.io()).size())
         return Size(
-            files=files["files"],
-            nbytes=files["nbytes"],
-            rows=files["n"],
+            files=int(summary.get("total-data-files", 0)),
+            nbytes=int(summary.get("total-files-size", 0)),
+            rows=int(summary.get("total-records", 0)),
             snapshots=len(state.snapshots),
-            manifests=manifests["n"],
+            manifests=manifests,
         )
+
+    def settle(self, since: TableState) -> None:
+        """Bring what Spark has committed since to the disk: it does not sync its files.
+
+        Object stores need no such thing. The writer has synced its own.
+        """
+        if not since.is_local:
+            return
+        table = self.java()
+        known = {each.snapshot_id for each in since.snapshots}
+        paths: list[str] = []
+        with named_errors(f"read {self.name}"):
+            snapshot = table.currentSnapshot()
+            while snapshot is not None and int(snapshot.snapshotId()) not in known:
+                if not snapshot.summary().containsKey(COMMIT_ID):
+                    paths += _written(table, snapshot)
+                parent = snapshot.parentId()
+                snapshot = None if parent is None else table.snapshot(parent)
+            paths.append(str(table.operations().current().metadataFileLocation()))
+        _sync(paths)
 
     def rows(self, state: TableState) -> "DataFrame":
         """Return the rows of the state's snapshot."""
@@ -292,6 +343,46 @@ class TopicTable:
             f"SELECT {columns} FROM {self.full_name}.{kind} VERSION AS OF {state.snapshot_id} "  # noqa: S608
             f"WHERE {where}"
         )
+
+
+def stored_long(data: bytes | None) -> int:
+    """Read a bound of a long or time column as manifests store it; 0 where there is none."""
+    return int.from_bytes(data, "little", signed=True) if data else 0
+
+
+def _written(table: Any, snapshot: Any) -> list[str]:
+    """Name the files that a snapshot has added: data, manifests, their list."""
+    paths = [str(snapshot.manifestListLocation())]
+    manifests = snapshot.allManifests(table.io()).iterator()
+    while manifests.hasNext():
+        manifest = manifests.next()
+        if manifest.snapshotId() == snapshot.snapshotId():
+            paths.append(str(manifest.path()))
+    added = snapshot.addedDataFiles(table.io()).iterator()
+    while added.hasNext():
+        paths.append(str(added.next().location()))
+    return paths
+
+
+def _sync(paths: Collection[str]) -> None:
+    """Sync files of a local disk, and the directories that name them."""
+    local = [Path("/" + path.removeprefix("file:").lstrip("/")) for path in paths]
+    for path in [*local, *{each.parent for each in local}]:
+        with suppress(FileNotFoundError):  # another commit has replaced it already
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _sort_order(table: Any) -> tuple[str, ...]:
+    """Name the columns of the table's declared order; empty if it is not simply ascending."""
+    schema = table.schema()
+    fields = list(table.sortOrder().fields())
+    if any(str(f.direction()).lower() != "asc" or str(f.transform()) != "identity" for f in fields):
+        return ()
+    return tuple(str(schema.findColumnName(f.sourceId())) for f in fields)
 
 
 def _time_unit(table: Any) -> str | None:

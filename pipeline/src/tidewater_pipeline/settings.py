@@ -41,10 +41,8 @@ class SparkSettings:
         return self.master.startswith("local")
 
 
-def spark_conf(
-    catalog: CatalogSettings, spark: SparkSettings, classpath: tuple[str, ...]
-) -> dict[str, str]:
-    """Return the whole configuration of a session."""
+def spark_conf(spark: SparkSettings, classpath: tuple[str, ...]) -> dict[str, str]:
+    """Return the configuration that the JVM starts with; it stands on its command line."""
     conf = {
         "spark.master": spark.master,
         "spark.app.name": "tidewater-pipeline",
@@ -65,12 +63,19 @@ def spark_conf(
         }
     if classpath:
         conf["spark.driver.extraClassPath"] = ":".join(classpath)
+    own = {k: v for k, v in spark.conf.items() if not k.startswith("spark.sql.catalog.")}
+    return conf | own
+
+
+def catalog_settings_conf(catalog: CatalogSettings) -> dict[str, str]:
+    """Return the configuration of a catalog, which may hold secrets."""
     prefix = f"spark.sql.catalog.{catalog.name}"
-    conf[prefix] = "org.apache.iceberg.spark.SparkCatalog"
-    # A cached table would hide what the worker has committed since.
-    conf[f"{prefix}.cache-enabled"] = "false"
-    conf |= {f"{prefix}.{key}": value for key, value in catalog_conf(catalog.properties).items()}
-    return conf | dict(spark.conf)
+    conf = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        # A cached table would hide what the worker has committed since.
+        f"{prefix}.cache-enabled": "false",
+    }
+    return conf | {f"{prefix}.{k}": v for k, v in catalog_conf(catalog.properties).items()}
 
 
 def catalog_conf(properties: Mapping[str, str]) -> dict[str, str]:

@@ -46,6 +46,13 @@ class TableState:
     snapshots: tuple[SnapshotInfo, ...] = ()
     refs: Mapping[str, int] = field(default_factory=dict)
     """Branches and tags: name to snapshot."""
+    sort_order: tuple[str, ...] = ()
+    """The columns by which the table says that its files are sorted, all ascending."""
+
+    @property
+    def is_local(self) -> bool:
+        """Say if the table's files are on a disk of this machine."""
+        return self.location.startswith(("file:", "/"))
 
     @property
     def frontiers(self) -> dict[int, int]:
@@ -57,6 +64,11 @@ class TableState:
         """Partition to the first kept offset; 0 where retention has cut nothing."""
         starts = dict.fromkeys(self.frontiers, 0)
         return starts | parse_starts(self.properties)
+
+    @property
+    def gaps(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Partition to the offsets [start, end) that a person gave up with a volume."""
+        return parse_gaps(self.properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,25 @@ def parse_starts(properties: Mapping[str, str]) -> dict[int, int]:
         if not (text.isascii() and text.isdigit()):
             raise Corrupt("StartDamaged", f"table property {key} is {text[:80]!r}, not an offset")
         found[partition] = int(text)
+    return found
+
+
+def parse_gaps(properties: Mapping[str, str]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Read the recorded gaps of each partition, in order."""
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+    for key, text in properties.items():
+        partition = names.partition_of_gap(key)
+        if partition is None:
+            continue
+        try:
+            pairs = [(gap["start"], gap["end"]) for gap in json.loads(text)]
+        except (ValueError, KeyError, TypeError):
+            pairs = [(-1, -1)]
+        if any(type(n) is not int or n < 0 for pair in pairs for n in pair):
+            raise Corrupt(
+                "GapDamaged", f"table property {key} is {text[:80]!r}, not a list of gaps"
+            )
+        found[partition] = tuple(sorted(pairs))
     return found
 
 

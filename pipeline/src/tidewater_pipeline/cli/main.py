@@ -2,15 +2,32 @@
 
 import argparse
 import os
-import re
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from tidewater_core.errors import TidewaterError
 from tidewater_core.names import TopicName
+from tidewater_core.units import Duration
+from tidewater_pipeline.cli import maintain
 from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.run import (
+    EXIT_AGAIN,
+    EXIT_GOOD,
+    EXIT_PERSON,
+    EXIT_STOPPED,
+    EXIT_WRONG,
+    Run,
+    StoppedError,
+    cores_of,
+    failure,
+    stopped_by_sigterm,
+)
+from tidewater_pipeline.executors import pod_template
 from tidewater_pipeline.jobs import (
     audit,
     compact,
@@ -21,51 +38,58 @@ from tidewater_pipeline.jobs import (
     replay,
     retention,
 )
-from tidewater_pipeline.report import GOOD, Outcome, Progress, Report, summary
-from tidewater_pipeline.session import ConflictError, Session, TopicTable
+from tidewater_pipeline.report import GOOD, Progress, Report, summary
+from tidewater_pipeline.session import Session, TopicTable
 
-Job = Callable[[Session, TopicTable, argparse.Namespace], Report]
+OLDER_THAN: Final = Duration("1d")
 
-EXIT_NOT_GOOD: Final = 1
-EXIT_WRONG: Final = 2
-
-
-def _audit(session: Session, table: TopicTable, _args: argparse.Namespace) -> Report:
-    return audit.run(session, table, audit.AuditOptions())
+Job = Callable[[Run, TopicTable], Report]
 
 
-def _compact(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
-    return compact.run(session, table, given.compact_options(args))
+def _audit(run: Run, table: TopicTable) -> Report:
+    return audit.run(run.session, table, audit.AuditOptions())
 
 
-def _expire(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
+def _compact(run: Run, table: TopicTable) -> Report:
+    return compact.run(run.session, table, given.compact_options(run.args))
+
+
+def _expire(run: Run, table: TopicTable) -> Report:
+    args = run.args
     chosen = expire.ExpireOptions(
-        older_than=args.older_than, retain_last=args.retain_last, pins=frozenset(args.pin)
+        older_than=args.older_than or OLDER_THAN,
+        retain_last=args.retain_last,
+        pins=frozenset(args.pin),
+        cursors=run.subscribers(str(table.topic)).cursors,
     )
-    return expire.run(session, table, chosen)
+    return expire.run(run.session, table, chosen)
 
 
-def _orphans(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
+def _orphans(run: Run, table: TopicTable) -> Report:
+    args = run.args
     chosen = orphans.OrphanOptions(grace=args.grace, settle=args.settle, delete=args.delete)
-    return orphans.run(session, table, chosen)
+    return orphans.run(run.session, table, chosen)
 
 
-def _manifests(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
-    return manifests.run(
-        session, table, manifests.ManifestOptions(manifests_min=args.min_manifests)
-    )
+def _manifests(run: Run, table: TopicTable) -> Report:
+    chosen = manifests.ManifestOptions(manifests_min=run.args.min_manifests)
+    return manifests.run(run.session, table, chosen)
 
 
-def _retention(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
-    return retention.run(session, table, given.retention_options(args))
+def _retention(run: Run, table: TopicTable) -> Report:
+    options = given.retention_options(run.args)
+    if not options.force:
+        known = run.subscribers(str(table.topic))
+        options = replace(options, cursors=(*options.cursors, *known.cursors))
+    return retention.run(run.session, table, options)
 
 
-def _import(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
-    return ingest.run(session, table, given.import_options(args))
+def _import(run: Run, table: TopicTable) -> Report:
+    return ingest.run(run.session, table, given.import_options(run.args))
 
 
-def _replay(session: Session, table: TopicTable, args: argparse.Namespace) -> Report:
-    return replay.run(session, table, given.replay_options(args))
+def _replay(run: Run, table: TopicTable) -> Report:
+    return replay.run(run.session, table, given.replay_options(run.args))
 
 
 RUNNERS: Final[dict[str, Job]] = {
@@ -86,69 +110,85 @@ CHECKS: Final[dict[str, Callable[[argparse.Namespace], object]]] = {
 """What can be wrong with a job's arguments, found before Spark takes its time to start."""
 
 
-def run_jobs(
-    session: Session, jobs: list[str], topics: list[TopicName], args: argparse.Namespace
-) -> list[Report]:
+def run_jobs(run: Run, jobs: list[str], topics: list[TopicName]) -> list[Report]:
     """Run every job on every topic; what fails on one does not stop the others."""
     reports: list[Report] = []
     for topic in topics:
-        table = session.table(topic, args.table)
+        table = run.session.table(topic, run.args.table)
         for job in jobs:
             began = time.monotonic()
-            report = _one(session, table, job, args)
+            report = _one(run, table, job)
             report.seconds = time.monotonic() - began
-            session.progress.say(f"{topic}: {job}: {report.outcome} {report.message}".rstrip())
+            run.session.progress.say(f"{topic}: {job}: {report.outcome} {report.message}".rstrip())
             reports.append(report)
     return reports
 
 
-def _one(session: Session, table: TopicTable, job: str, args: argparse.Namespace) -> Report:
+def _one(run: Run, table: TopicTable, job: str) -> Report:
     try:
-        return RUNNERS[job](session, table, args)
-    except ConflictError as error:
-        return Report(job, str(table.topic), outcome=Outcome.CONFLICT, message=str(error))
+        return RUNNERS[job](run, table)
     except TidewaterError as error:
-        return Report(job, str(table.topic), outcome=Outcome.FAILED, message=str(error))
+        return failure(job, str(table.topic), error)
 
 
-def cores_of(master: str) -> int:
-    """Count the cores of a local master, for the cost in the report."""
-    number = re.fullmatch(r"local\[(\d+)\]", master)
-    if number:
-        return int(number.group(1))
-    return os.cpu_count() or 1 if master == "local[*]" else 1
+def exit_code(reports: list[Report]) -> int:
+    """Say by a number how it went, the worst of all reports."""
+    bad = [report for report in reports if report.outcome not in GOOD]
+    if not bad:
+        return EXIT_GOOD
+    return EXIT_AGAIN if all(report.retry for report in bad) else EXIT_PERSON
 
 
 def execute(jobs: list[str], args: argparse.Namespace) -> int:
     """Open the session, run the jobs, write the report."""
     topics = [TopicName.parse(text) for text in args.topic]
-    session = Session(
-        given.catalog_settings(args),
-        given.spark_settings(args),
-        Progress(quiet=args.quiet),
-    )
-    with session:
-        reports = run_jobs(session, jobs, topics, args)
-    text = summary(reports, session.start_seconds, cores_of(args.master))
+    where = given.places(args, os.environ)
+    with _pod_template(args) as template:
+        spark = given.spark_settings(args, os.environ, template)
+        session = Session(where.catalog, spark, Progress(quiet=args.quiet))
+        if jobs == [given.MAINTAIN]:
+            return maintain.execute(session, where.store, args)
+        with stopped_by_sigterm(lambda: None), session:
+            reports = run_jobs(Run(session, args, where.store), jobs, topics)
+    cores = cores_of(args.master, args.executors, args.executor_cores)
+    text = summary(reports, session.start_seconds, cores)
     if args.report is not None:
         args.report.write_text(text + "\n")
     else:
         sys.stdout.write(text + "\n")
-    return 0 if all(report.outcome in GOOD for report in reports) else EXIT_NOT_GOOD
+    return exit_code(reports)
+
+
+@contextmanager
+def _pod_template(args: argparse.Namespace) -> Iterator[str]:
+    """Write the pod template of executors while a run needs it."""
+    if not args.executors:
+        yield ""
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="executor-", suffix=".yaml") as file:
+        file.write(pod_template())
+        file.flush()
+        yield file.name
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0 done, 1 not all good, 2 wrong usage."""
+    """Run the command line; return 0 good, 1 try again, 2 wrong usage, 3 a person must look."""
     args = given.build_parser().parse_args(argv)
+    jobs: list[str] = []
     try:
         jobs = given.parse_jobs(args.jobs)
         for job in jobs:
             if job in CHECKS:
                 CHECKS[job](args)
         return execute(jobs, args)
+    except StoppedError:
+        return EXIT_STOPPED
     except TidewaterError as error:
+        if jobs == [given.MAINTAIN]:
+            return maintain.refuse(error, args)
         sys.stderr.write(f"tidewater-pipeline: {error}\n")
-        return EXIT_WRONG
+        said = failure("", "", error)
+        return EXIT_AGAIN if said.retry else EXIT_WRONG
 
 
 if __name__ == "__main__":

@@ -1,20 +1,28 @@
 """The command line of `tidewater-pipeline`: arguments, and from arguments to options. Pure."""
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from tidewater_core.errors import Invalid
 from tidewater_core.names import TopicName
-from tidewater_core.settings import CatalogSettings, WorkerSettings, embedded
+from tidewater_core.settings import CatalogSettings, embedded
 from tidewater_core.units import ByteSize, Duration
+from tidewater_pipeline.executors import MASTER, ExecutorOptions, executor_conf, spark_memory
 from tidewater_pipeline.jobs.compact import CompactOptions
 from tidewater_pipeline.jobs.ingest import ImportOptions
 from tidewater_pipeline.jobs.replay import ReplayOptions
-from tidewater_pipeline.jobs.retention import Cursor, RetentionOptions
+from tidewater_pipeline.jobs.retention import RetentionOptions
+from tidewater_pipeline.places import Places, StoreSettings, read_places
 from tidewater_pipeline.settings import SparkSettings
+from tidewater_pipeline.subscribers import Cursor
+from tidewater_pipeline.upkeep import STEPS
 
+MAINTAIN: Final = "maintain"
 JOBS: Final = {
+    MAINTAIN: "retention, compact, manifests, expire, orphans: a topic's whole upkeep",
     "audit": "prove that each offset is in the table once, or name what is not",
     "compact": "join small files of closed time partitions, in order",
     "expire": "remove old snapshots and the files that only they need",
@@ -40,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--table", help="the topic's table, if it is not NS.NAME")
     add_session_arguments(parser)
+    _add_executors(parser)
     _add_maintenance(parser)
     _add_deliveries(parser)
     return parser
@@ -49,7 +58,9 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare which catalog, and how Spark runs."""
     where = parser.add_argument_group("catalog")
     where.add_argument("--data", type=Path, help="directory of `tidewater dev`")
-    where.add_argument("--settings", type=Path, help="a worker's settings file")
+    where.add_argument(
+        "--settings", type=Path, help="a worker's settings file; ${NAME} in it is a variable"
+    )
     where.add_argument(
         "--catalog",
         action="append",
@@ -57,19 +68,44 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a property of the catalog: type, uri, warehouse, …",
     )
+    where.add_argument(
+        "--coordination",
+        metavar="PLACE",
+        help="the store of cursors, if no other is named: a file, or etcd's addresses",
+    )
+    where.add_argument("--coordination-prefix", metavar="PREFIX", help="of etcd's keys (tidewater)")
     how = parser.add_argument_group("spark")
     how.add_argument("--master", default="local[*]", help="where tasks run (%(default)s)")
     how.add_argument("--memory", default="1g", help="heap of the driver (%(default)s)")
     how.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
-    how.add_argument("--report", type=Path, help="write the JSON report here, not to stdout")
+    how.add_argument(
+        "--report",
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the JSON report here, not to stdout",
+    )
     how.add_argument("--quiet", action="store_true", help="no lines of progress")
+
+
+def _add_executors(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("spark in a pod")
+    how.add_argument(
+        "--executors",
+        type=int,
+        default=0,
+        metavar="N",
+        help="executor pods, at most; 0: all work in this process (%(default)s)",
+    )
+    how.add_argument("--executor-cores", type=int, default=1, metavar="N")
+    how.add_argument("--executor-memory", type=ByteSize, default=ByteSize("1Gi"))
 
 
 def _add_maintenance(parser: argparse.ArgumentParser) -> None:
     compact = parser.add_argument_group("compact")
     add_compact_arguments(compact)
     expire = parser.add_argument_group("expire")
-    expire.add_argument("--older-than", type=Duration, default=Duration("1d"))
+    expire.add_argument("--older-than", type=Duration, help="1d, or what the Topic says")
     expire.add_argument("--retain-last", type=int, default=1, metavar="N")
     expire.add_argument(
         "--pin", type=int, action="append", default=[], metavar="ID", help="a reader uses it"
@@ -91,6 +127,14 @@ def _add_maintenance(parser: argparse.ArgumentParser) -> None:
         help="what a live subscription has not read is not removed",
     )
     retention.add_argument("--force", action="store_true", help="remove it all the same")
+    maintain = parser.add_argument_group("maintain")
+    maintain.add_argument("--skip", action="append", default=[], choices=STEPS, help="leave out")
+    maintain.add_argument(
+        "--orphans-every", type=Duration, default=Duration("6h"), help="not at each run"
+    )
+    maintain.add_argument(
+        "--termination-log", type=Path, help="where the container leaves its last message"
+    )
 
 
 def add_compact_arguments(group: "argparse._ActionsContainer") -> None:
@@ -122,6 +166,8 @@ def parse_jobs(text: str) -> list[str]:
     unknown = [job for job in jobs if job not in JOBS]
     if unknown:
         raise Invalid("UnknownJob", f"no job {unknown[0]!r} (there are: {', '.join(JOBS)})")
+    if MAINTAIN in jobs and len(jobs) > 1:
+        raise Invalid("InvalidArgument", f"{MAINTAIN} is the whole upkeep: give it alone")
     return jobs
 
 
@@ -145,28 +191,52 @@ def parse_cursor(text: str) -> Cursor:
     return Cursor(subscription, int(partition), int(offset))
 
 
-def catalog_settings(args: argparse.Namespace) -> CatalogSettings:
-    """Find the catalog that the arguments name."""
-    base: CatalogSettings | None = None
+def places(args: argparse.Namespace, environment: Mapping[str, str]) -> Places:
+    """Find the catalog and the coordination store that the arguments name."""
+    base: Places | None = None
     if args.settings is not None:
-        base = WorkerSettings.from_json(args.settings.read_bytes()).catalog
+        try:
+            text = args.settings.read_text()
+        except OSError as error:
+            raise Invalid("InvalidSettings", f"{args.settings}: {error.strerror}") from error
+        base = read_places(text, environment)
     elif args.data is not None:
         if not (args.data / "catalog.db").exists():
             raise Invalid("NoData", f"{args.data} has no catalog.db: not the data of a worker")
-        base = embedded(args.data).catalog
+        whole = embedded(args.data)
+        known = Path(whole.coordination).exists()
+        store = StoreSettings(place=whole.coordination) if known else None
+        base = Places(catalog=whole.catalog, store=store)
     given = parse_pairs(args.catalog, "--catalog")
-    name = given.pop("name", base.name if base else "tidewater")
-    properties = {**(base.properties if base else {}), **given}
+    name = given.pop("name", base.catalog.name if base else "tidewater")
+    properties = {**(base.catalog.properties if base else {}), **given}
     if not properties:
         raise Invalid("NoCatalog", "name the catalog: --data, --settings or --catalog KEY=VALUE")
-    return CatalogSettings(name=name, properties=properties)
+    store = base.store if base else None
+    if args.coordination is not None:
+        store = StoreSettings(place=args.coordination)
+    if args.coordination_prefix is not None:
+        if store is None:
+            raise Invalid("InvalidArgument", "--coordination-prefix needs --coordination")
+        store = replace(store, prefix=args.coordination_prefix)
+    return Places(catalog=CatalogSettings(name=name, properties=properties), store=store)
 
 
-def spark_settings(args: argparse.Namespace) -> SparkSettings:
-    """Return how Spark runs."""
-    return SparkSettings(
-        master=args.master, driver_memory=args.memory, conf=parse_pairs(args.conf, "--conf")
+def spark_settings(
+    args: argparse.Namespace, environment: Mapping[str, str], template: str = ""
+) -> SparkSettings:
+    """Return how Spark runs; `template` is the pod template of executors, if there are any."""
+    conf = parse_pairs(args.conf, "--conf")
+    # `1Gi` as Kubernetes writes it, `1g` as Spark does.
+    memory = spark_memory(ByteSize(args.memory)) if args.memory.endswith("i") else args.memory
+    if not args.executors:
+        return SparkSettings(master=args.master, driver_memory=memory, conf=conf)
+    chosen = ExecutorOptions(
+        count=args.executors, cores=args.executor_cores, memory=args.executor_memory
     )
+    master = args.master if args.master.startswith("k8s:") else MASTER
+    pods = executor_conf(chosen, environment, template)
+    return SparkSettings(master=master, driver_memory=memory, conf=pods | conf)
 
 
 def compact_options(args: argparse.Namespace) -> CompactOptions:

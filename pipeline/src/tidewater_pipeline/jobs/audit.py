@@ -2,10 +2,11 @@
 
 Offsets are cut into chunks; Spark sorts each chunk and reports its extent and every place where an
 offset is missing, is there twice, or is earlier than the one before. The chunks, which are few, are
-then joined here: `judge` is pure.
+then joined here: `judge` is pure. A gap that is recorded in the table (a volume was lost and a
+person said so) is named, apart from the findings: it breaks no promise, but nobody may forget it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
@@ -57,7 +58,7 @@ class Finding:
     """Something that must not be: the offsets [first, last] of a partition."""
 
     kind: str
-    """`missing`, `twice`, `past-frontier`, `time-order` or `more`."""
+    """`missing`, `twice`, `past-frontier`, `time-order`, `in-gap` or `more`."""
     partition: int
     first: int
     last: int
@@ -73,6 +74,8 @@ class Finding:
                 return f"{where} {span} twice"
             case "past-frontier":
                 return f"{where} {span} past the frontier"
+            case "in-gap":
+                return f"{where} {span} there, although recorded as lost"
             case "more":
                 return f"{where} {span}: more places than are listed"
             case _:
@@ -106,10 +109,43 @@ class _Walk:
         self.found.append(Finding(kind, self.partition, first, last))
 
 
+Gaps = Mapping[int, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A recorded gap: the offsets [first, last] of a partition, lost with a volume."""
+
+    partition: int
+    first: int
+    last: int
+
+    def to_json(self) -> dict[str, int]:
+        """Return the values for the report."""
+        return {"partition": self.partition, "first": self.first, "last": self.last}
+
+
+def recorded(gaps: Gaps, starts: Mapping[int, int], frontiers: Mapping[int, int]) -> list[Lost]:
+    """Return what is recorded as lost and would be in the table otherwise."""
+    return [
+        Lost(partition, max(first, starts.get(partition, 0)), min(end, frontiers[partition]) - 1)
+        for partition, pairs in sorted(gaps.items())
+        for first, end in pairs
+        if partition in frontiers
+        and max(first, starts.get(partition, 0)) < min(end, frontiers[partition])
+    ]
+
+
 def judge(
-    chunks: Iterable[Chunk], starts: Mapping[int, int], frontiers: Mapping[int, int]
+    chunks: Iterable[Chunk],
+    starts: Mapping[int, int],
+    frontiers: Mapping[int, int],
+    gaps: Gaps | None = None,
 ) -> list[Finding]:
-    """Join the chunks: each partition's offsets must be [start, frontier), each once."""
+    """Join the chunks: each partition's offsets must be [start, frontier), each once.
+
+    Those within a recorded gap must not be there at all.
+    """
     ordered = sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first))
     by_partition = {p: list(group) for p, group in groupby(ordered, key=lambda c: c.partition)}
     found: list[Finding] = []
@@ -123,8 +159,49 @@ def judge(
         elif walk.expected > end:
             first = max(end, starts.get(partition, 0))
             walk.add("past-frontier", first, walk.expected - 1)
-        found += _joined(walk.found)
+        found += _apart(_joined(walk.found), (gaps or {}).get(partition, ()))
+        found += _within_gaps(
+            partition, by_partition.get(partition, []), (gaps or {}).get(partition, ())
+        )
     return found
+
+
+def _apart(found: Iterable[Finding], gaps: Sequence[tuple[int, int]]) -> Iterator[Finding]:
+    """Take recorded gaps out of what is missing: what is left on either side is a finding."""
+    for each in found:
+        if each.kind != "missing":
+            yield each
+            continue
+        at = each.first
+        for start, end in sorted(gaps):
+            if end <= at or start > each.last:
+                continue
+            if start > at:
+                yield Finding("missing", each.partition, at, start - 1)
+            at = max(at, end)
+        if at <= each.last:
+            yield Finding("missing", each.partition, at, each.last)
+
+
+def _within_gaps(
+    partition: int, chunks: Sequence[Chunk], gaps: Sequence[tuple[int, int]]
+) -> Iterator[Finding]:
+    """Find rows at offsets that are recorded as lost: runs of what the chunks say is there."""
+    for start, end in gaps:
+        for first, last in _runs(chunks):
+            low, high = max(first, start), min(last, end - 1)
+            if low <= high:
+                yield Finding("in-gap", partition, low, high)
+
+
+def _runs(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
+    for chunk in chunks:
+        at = chunk.first
+        for place in chunk.places:
+            if place.offset > place.before + 1:
+                yield at, place.before
+                at = place.offset
+        yield at, chunk.last
 
 
 def _walk_chunk(walk: _Walk, chunk: Chunk) -> None:
@@ -192,7 +269,13 @@ def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
         query = chunk_query(table.full_name, state.snapshot_id, state.starts, options.chunk_rows)
         with named_errors("audit"):
             chunks = [_chunk(row) for row in session.frame(query).toLocalIterator()]
-    found = judge(chunks, state.starts, state.frontiers)
+    found = judge(chunks, state.starts, state.frontiers, state.gaps)
+    lost = recorded(state.gaps, state.starts, state.frontiers)
+    for each in lost:
+        session.progress.say(
+            f"{table.topic}: partition {each.partition} offsets {each.first} to {each.last}: "
+            "a recorded gap, lost with a volume that was given up"
+        )
     report.details = {
         "snapshot_id": state.snapshot_id,
         "rows_read": sum(chunk.rows for chunk in chunks),
@@ -202,6 +285,8 @@ def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
         },
         "missing": _count(found, "missing"),
         "twice": _count(found, "twice"),
+        "recorded_gaps": [each.to_json() for each in lost],
+        "recorded_lost": sum(each.last - each.first + 1 for each in lost),
         "findings": [each.to_json() for each in found],
     }
     if found:

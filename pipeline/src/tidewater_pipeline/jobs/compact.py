@@ -1,18 +1,20 @@
 """compact: small files of closed time partitions become files of the target size, in order.
 
 The writer only appends, so a rewrite never contradicts it: all that can happen is that the writer
-commits first and Spark has to try again. The table is told to let Spark try often and soon. Only
-partitions that are closed are taken: what is rewritten once stays as it is.
+commits first and Spark has to try again. The table is told to let Spark try often and soon, yet not
+for ever. Only partitions that are closed are taken: what is rewritten once stays as it is. A range
+that loses all its races is left to the next run; those before and after it are done all the same.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tidewater_core.names import TW_OFFSET, TW_PARTITION
 from tidewater_core.units import ByteSize, Duration
 from tidewater_pipeline.calendar_time import period_start, sql_time
 from tidewater_pipeline.report import Outcome, Report
-from tidewater_pipeline.session import Session, TopicTable
+from tidewater_pipeline.session import ConflictError, Session, TopicTable
 from tidewater_pipeline.state import FileInfo, sql_text
 
 SMALL_SHARE: Final = 0.75
@@ -21,14 +23,18 @@ GROUP_BYTES_MAX: Final = 2 * 1024**3
 """Bytes that are sorted and committed at once: a large partition makes progress in parts."""
 RANGES_MAX: Final = 24
 """Ranges of one run; the oldest first, the next run goes on."""
-SORT_ORDER: Final = "tw_partition ASC NULLS FIRST, tw_offset ASC NULLS FIRST"
+ORDER: Final = (TW_PARTITION, TW_OFFSET)
+SORT_ORDER: Final = ", ".join(f"{column} ASC NULLS FIRST" for column in ORDER)
 PROPERTIES: Final[Mapping[str, str]] = {
     # Against a writer that commits every second the default of 4 tries loses every race.
     "commit.retry.num-retries": "40",
     "commit.retry.min-wait-ms": "50",
     "commit.retry.max-wait-ms": "1000",
-    # A history reader holds a row group: 128 MiB, the default, would be a lot of memory.
-    "write.parquet.row-group-size-bytes": str(32 * 1024**2),
+    # A range gives up after this long; what it wrote is removed by Iceberg, the next run goes on.
+    "commit.retry.total-timeout-ms": "120000",
+    # A history reader holds a row group, and a query of a few offsets reads one: 128 MiB, the
+    # default, would be a lot of memory and of waste.
+    "write.parquet.row-group-size-bytes": str(8 * 1024**2),
 }
 """Set on a table that does not say otherwise."""
 
@@ -110,7 +116,20 @@ def missing_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in PROPERTIES.items() if key not in properties}
 
 
-def rewrite_call(procedure: str, table: str, chosen: Range, target_bytes: int) -> str:
+def strategy_of(sort_order: tuple[str, ...]) -> str:
+    """Choose how files get their order: within each as it is written, or by a shuffle of all.
+
+    A table that declares our order has every file written in it, whatever the strategy; joining
+    files then needs no shuffle. Each file has all partitions of a slice of time, in order.
+    """
+    if sort_order == ORDER:
+        return "strategy => 'binpack'"
+    return f"strategy => 'sort', sort_order => {sql_text(SORT_ORDER)}"
+
+
+def rewrite_call(
+    procedure: str, table: str, chosen: Range, target_bytes: int, sort_order: tuple[str, ...] = ()
+) -> str:
     """Write the call that rewrites one range."""
     where = (
         f"tw_time >= {sql_time(chosen.time_low_us)} AND tw_time <= {sql_time(chosen.time_high_us)}"
@@ -124,8 +143,8 @@ def rewrite_call(procedure: str, table: str, chosen: Range, target_bytes: int) -
     }
     pairs = ", ".join(f"{sql_text(key)}, {sql_text(value)}" for key, value in options.items())
     return (
-        f"CALL {procedure}(table => {sql_text(table)}, strategy => 'sort', "
-        f'sort_order => {sql_text(SORT_ORDER)}, where => "{where}", options => map({pairs}))'
+        f"CALL {procedure}(table => {sql_text(table)}, {strategy_of(sort_order)}, "
+        f'where => "{where}", options => map({pairs}))'
     )
 
 
@@ -153,19 +172,8 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
             f"{table.topic}: rewriting {chosen.files} files, {chosen.nbytes:,} bytes "
             f"(range {number} of {len(ranges)})"
         )
-        call = rewrite_call(
-            session.procedure("rewrite_data_files"), table.name, chosen, int(target)
-        )
-        (row,) = session.sql(call)
-        done.append(
-            {
-                "rewritten_files": row["rewritten_data_files_count"],
-                "added_files": row["added_data_files_count"],
-                "rewritten_bytes": row["rewritten_bytes_count"],
-                "failed_files": row["failed_data_files_count"],
-            }
-        )
-    session.settle(state)
+        done.append(_rewrite(session, table, chosen, int(target), state.sort_order))
+    table.settle(state)
     report.details = {"ranges": done}
     report.after = table.size(table.load())
     failed = sum(each["failed_files"] for each in done)
@@ -173,3 +181,27 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
         report.outcome = Outcome.CONFLICT
         report.message = f"{failed} files could not be replaced now; the next run takes them"
     return report
+
+
+def _rewrite(
+    session: Session, table: TopicTable, chosen: Range, target: int, sort_order: tuple[str, ...]
+) -> dict[str, Any]:
+    """Rewrite one range; one that lost every race counts its files as failed."""
+    procedure = session.procedure("rewrite_data_files")
+    call = rewrite_call(procedure, table.name, chosen, target, sort_order)
+    try:
+        (row,) = session.sql(call)
+    except ConflictError as error:
+        session.progress.say(f"{table.topic}: {error.message}")
+        return {
+            "rewritten_files": 0,
+            "added_files": 0,
+            "rewritten_bytes": 0,
+            "failed_files": chosen.files,
+        }
+    return {
+        "rewritten_files": row["rewritten_data_files_count"],
+        "added_files": row["added_data_files_count"],
+        "rewritten_bytes": row["rewritten_bytes_count"],
+        "failed_files": row["failed_data_files_count"],
+    }

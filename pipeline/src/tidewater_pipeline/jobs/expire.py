@@ -1,7 +1,8 @@
 """expire: removes old snapshots and the files that only they need.
 
-Branches, tags and the snapshots that readers pin stay, whatever their age. The ids to remove are
-named one by one: an age alone would also take a pinned one.
+Branches, tags and the snapshots that readers pin stay, whatever their age: those given, and those
+that subscriptions which are still in history read from last. The ids to remove are named one by
+one: an age alone would also take a pinned one.
 """
 
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from tidewater_pipeline.calendar_time import sql_time
 from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.session import Session, TopicTable
 from tidewater_pipeline.state import TableState, sql_text
+from tidewater_pipeline.subscribers import Cursor, pins
 
 IDS_PER_CALL: Final = 500
 LONG_AGO_US: Final = 86_400_000_000
@@ -29,11 +31,14 @@ class ExpireOptions:
     """So many of the newest stay, whatever their age."""
     pins: frozenset[int] = frozenset()
     """Snapshots that readers use now."""
+    cursors: tuple[Cursor, ...] = ()
+    """Of the topic's subscriptions: those that lie behind pin what they read from."""
 
 
 def plan_expire(state: TableState, options: ExpireOptions, now_ms: int) -> list[int]:
     """Choose the snapshots to remove, oldest first."""
-    keep: Collection[int] = {*state.refs.values(), *options.pins, state.snapshot_id or 0}
+    pinned = options.pins | pins(options.cursors, state.frontiers)
+    keep: Collection[int] = {*state.refs.values(), *pinned, state.snapshot_id or 0}
     newest_first = sorted(state.snapshots, key=lambda s: s.timestamp_ms, reverse=True)
     old = [
         s.snapshot_id
@@ -51,7 +56,7 @@ def run(session: Session, table: TopicTable, options: ExpireOptions) -> Report:
     report = Report("expire", str(table.topic), before=table.size(state))
     chosen = plan_expire(state, options, session.clock.now_us() // 1000)
     removed: dict[str, int] = {}
-    session.settle(state)  # what replaced the files must be on the disk before they go
+    session.sync(state)  # what replaced the files must be on the disk before they go
     for first in range(0, len(chosen), IDS_PER_CALL):
         ids = chosen[first : first + IDS_PER_CALL]
         session.progress.say(f"{table.topic}: expiring {len(ids)} of {len(chosen)} snapshots")
@@ -65,5 +70,11 @@ def run(session: Session, table: TopicTable, options: ExpireOptions) -> Report:
     if not chosen:
         report.outcome = Outcome.NOTHING
     report.after = table.size(table.load())
-    report.details = {"expired_snapshots": len(chosen), "removed": removed}
+    there = {each.snapshot_id for each in state.snapshots}
+    pinned = there & (options.pins | pins(options.cursors, state.frontiers))
+    report.details = {
+        "expired_snapshots": len(chosen),
+        "pinned_snapshots": len(pinned),
+        "removed": removed,
+    }
     return report

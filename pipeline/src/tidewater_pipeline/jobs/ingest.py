@@ -3,31 +3,37 @@
 Every file is one stream, read by one task from its beginning: what was sent is the same on every
 run, so a run that died goes on where it stopped, and a second run of the same id stores nothing.
 The rows get their offsets from the worker that owns the topic: the frontier has one writer.
+
+A table that is read goes on changing: compaction moves rows to other files. So the first run writes
+down which snapshot it reads, in a property of the topic's own table, and every later run of that id
+reads the same one; when it is through it says so, and nothing is ever sent again.
 """
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from tidewater_core.errors import Invalid
+from tidewater_core.errors import Corrupt, Invalid
 from tidewater_pipeline.deliver import (
     Batch,
     Sent,
     Target,
     cut_in_order,
+    finish,
     message_of,
     run_id_of,
     send_all,
 )
 from tidewater_pipeline.jobs.replay import totals
-from tidewater_pipeline.report import Report
+from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.session import Session, TopicTable, named_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+PIN_PREFIX: Final = "tidewater.import."
 FORMATS: Final = ("parquet", "json", "csv", "table")
 WHOLE_FILE: Final = str(1024**4)
 """A file is never split: its rows are one stream."""
@@ -60,14 +66,54 @@ def plan_import(options: ImportOptions, topic: str, columns: list[str]) -> Targe
     return Target(options.url, topic, options.batch_rows, f"import-{run_id}")
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The version of a table that an import reads, as it is written down."""
+
+    source: str
+    snapshot: int
+    done: bool = False
+
+    def to_json(self) -> str:
+        """Write the property."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def pin_property(run_id: str) -> str:
+    """Key of the table property that remembers an import from a table."""
+    return f"{PIN_PREFIX}{run_id}"
+
+
+def plan_pin(stored: str | None, source: str, current: int) -> Pinned:
+    """Go on with the version that the first run has read; begin with the current one."""
+    if stored is None:
+        return Pinned(source, current)
+    try:
+        found = json.loads(stored)
+        known = Pinned(found["source"], int(found["snapshot"]), bool(found["done"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt("ImportDamaged", f"the record of an import is {stored[:80]!r}") from error
+    if known.source != source:
+        raise Invalid("IdTaken", f"this id has imported {known.source}: choose another --id")
+    return known
+
+
 def run(session: Session, table: TopicTable, options: ImportOptions) -> Report:
     """Send every file, one task each."""
     report = Report("import", str(table.topic))
     for setting in ("maxPartitionBytes", "openCostInBytes"):
         session.spark.conf.set(f"spark.sql.files.{setting}", WHOLE_FILE)
+    pinned: Pinned | None = None
     with named_errors(f"read {options.source}"):
-        source = _source(session, options)
+        source = _source(session, options, None)
         target = plan_import(options, str(table.topic), source.columns)
+        if options.format == "table":
+            pinned = _pin(session, table, options, target.run_id)
+            if pinned.done:
+                report.outcome, report.message = Outcome.NOTHING, "done by an earlier run"
+                report.details = totals([], target)
+                return report
+            source = _source(session, options, pinned.snapshot)
         rows = source.selectExpr(*_expressions(options, source.columns))
         if options.format == "table":
             rows = rows.repartition("stream").sortWithinPartitions("stream", "pos")
@@ -76,15 +122,32 @@ def run(session: Session, table: TopicTable, options: ImportOptions) -> Report:
         def task(part: Iterable[Any]) -> Iterator[Sent]:
             yield send_all(target, batches(part, target.batch_rows))
 
-        done = rows.rdd.mapPartitions(task).collect()
+        done = finish(target, rows.rdd.mapPartitions(task).collect())
+    if pinned is not None:
+        finished = replace(pinned, done=True)
+        table.set_properties({pin_property(target.run_id): finished.to_json()})
     report.details = totals(done, target)
     return report
 
 
-def _source(session: Session, options: ImportOptions) -> "DataFrame":
-    if options.format == "table":
-        return session.spark.table(options.source)
+def _pin(session: Session, table: TopicTable, options: ImportOptions, run_id: str) -> Pinned:
+    """Find or write down the snapshot to read."""
+    head = session.sql(f"SELECT snapshot_id AS id FROM {options.source}.refs WHERE name = 'main'")  # noqa: S608
+    if not head:
+        raise Invalid("EmptySource", f"{options.source} has no snapshot: nothing to import")
+    stored = table.load().properties.get(pin_property(run_id))
+    pinned = plan_pin(stored, options.source, int(head[0]["id"]))
+    if stored is None:
+        table.set_properties({pin_property(run_id): pinned.to_json()})
+    return pinned
+
+
+def _source(session: Session, options: ImportOptions, snapshot: int | None) -> "DataFrame":
     reader = session.spark.read
+    if options.format == "table":
+        if snapshot is not None:
+            reader = reader.option("versionAsOf", str(snapshot))
+        return reader.table(options.source)
     if options.format == "csv":
         reader = reader.option("header", "true").option("inferSchema", "true")
     return reader.format(options.format).load(options.source)

@@ -42,7 +42,7 @@ def run(session: Session, table: TopicTable, options: ManifestOptions) -> Report
             report.details = {"attempts": attempt}
             continue
         report.outcome, report.message = Outcome.DONE, ""
-        session.settle(state)
+        table.settle(state)
         break
     report.after = table.size(table.load())
     return report

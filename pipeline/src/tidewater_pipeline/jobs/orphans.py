@@ -75,7 +75,7 @@ def run(session: Session, table: TopicTable, options: OrphanOptions) -> Report:
         session.sleep(options.settle.seconds)
         state = table.load()
         removed = plan_orphans(found, _look(session, table, state, options, older_us))
-        session.settle(state)
+        session.sync(state)
         _remove(session, table, removed)
     report.after = table.size(table.load())
     report.outcome = Outcome.DONE if found else Outcome.NOTHING
@@ -93,7 +93,7 @@ def _look(
 ) -> list[str]:
     """Ask Iceberg which old files nothing names; it removes none."""
     arguments = [f"table => {sql_text(table.name)}", "dry_run => true"]
-    local = state.location.startswith(("file:", "/"))
+    local = state.is_local
     if options.grace > PROCEDURE_GRACE_MIN and not local:
         arguments.append(f"older_than => {sql_time(older_us)}")
         if state.location.startswith("s3"):

@@ -17,6 +17,7 @@ from tidewater_pipeline.deliver import (
     Sent,
     Target,
     cut_by_offset,
+    finish,
     message_of,
     run_id_of,
     send_all,
@@ -90,7 +91,7 @@ def run(session: Session, table: TopicTable, options: ReplayOptions) -> Report:
         def task(part: Iterable[Any]) -> Iterator[Sent]:
             yield send_all(target, batches(part, target, origin, keep_partition))
 
-        done = ordered.rdd.mapPartitions(task).collect()
+        done = finish(target, ordered.rdd.mapPartitions(task).collect())
     report.details = totals(done, target)
     return report
 

@@ -16,17 +16,10 @@ from tidewater_pipeline.calendar_time import from_us, period_start, sql_time
 from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.session import ConflictError, Session, TopicTable
 from tidewater_pipeline.state import FileInfo, TableState
+from tidewater_pipeline.subscribers import Cursor
 
 ATTEMPTS_MAX: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """How far a subscription has read a partition."""
-
-    subscription: str
-    partition: int
-    offset: int
+REFUSED_SHOWN_MAX: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +86,8 @@ def run(session: Session, table: TopicTable, options: RetentionOptions) -> Repor
         ends = _old_ends(table, state, cut) if files else {}
         plan = plan_retention(files, ends, state.starts, options, cut_us=cut)
         if plan.refused:
-            report.outcome, report.message = Outcome.REFUSED, "; ".join(plan.refused)
+            report.outcome = Outcome.REFUSED
+            report.message = "; ".join(plan.refused[:REFUSED_SHOWN_MAX])
             break
         starts |= plan.starts
         session.progress.say(
@@ -111,7 +105,7 @@ def run(session: Session, table: TopicTable, options: RetentionOptions) -> Repor
         report.outcome = Outcome.DONE if removed or starts else Outcome.NOTHING
         report.message = ""
         break
-    session.settle(state)
+    table.settle(state)
     report.after = table.size(table.load())
     report.details = {
         "before_time": from_us(cut).isoformat(),

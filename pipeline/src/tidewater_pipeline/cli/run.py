@@ -1,0 +1,109 @@
+"""One run of the command: its session, its arguments, and what the coordination store says."""
+
+import argparse
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from tidewater_core.errors import OutcomeUnknown, Overloaded, Retryable, TidewaterError
+from tidewater_pipeline.places import StoreSettings
+from tidewater_pipeline.report import Outcome, Report
+from tidewater_pipeline.session import ConflictError, Session
+from tidewater_pipeline.subscribers import Store, Subscribers
+
+EXIT_GOOD: Final = 0
+EXIT_AGAIN: Final = 1
+"""Something failed that may be gone later: run it again as it is."""
+EXIT_WRONG: Final = 2
+"""The command line or the settings cannot be used."""
+EXIT_PERSON: Final = 3
+"""Running it again changes nothing: a person must look."""
+EXIT_STOPPED: Final = 128 + signal.SIGTERM
+STOP_S_MAX: Final = 10.0
+"""How long Spark may take to end after SIGTERM."""
+
+
+class StoppedError(BaseException):
+    """SIGTERM came. No `Exception`: nothing on the way may take it for an error of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What every job of a run shares."""
+
+    session: Session
+    args: argparse.Namespace
+    store: StoreSettings | None = None
+
+    def subscribers(self, topic: str) -> Subscribers:
+        """Ask who reads a topic; without a coordination store nobody is known to."""
+        if self.store is None:
+            return Subscribers()
+        self.session.progress.say(f"{topic}: asking the coordination store who reads it")
+        return Store(self.store).subscribers(topic)
+
+
+def failure(job: str, topic: str, error: TidewaterError) -> Report:
+    """Report an error by what to do next."""
+    if isinstance(error, ConflictError):
+        return Report(job, topic, outcome=Outcome.CONFLICT, message=str(error))
+    retry = isinstance(error, (Retryable, OutcomeUnknown, Overloaded))
+    return Report(job, topic, outcome=Outcome.FAILED, message=str(error), retry=retry)
+
+
+def cores_of(master: str, executors: int = 0, executor_cores: int = 1) -> int:
+    """Count the cores that a run takes, for the cost in the report."""
+    number = re.fullmatch(r"local\[(\d+)\]", master)
+    if executors:
+        return 1 + executors * executor_cores
+    if number:
+        return int(number.group(1))
+    return os.cpu_count() or 1 if master == "local[*]" else 1
+
+
+@contextmanager
+def stopped_by_sigterm(last_words: Callable[[], None]) -> Iterator[None]:
+    """Turn SIGTERM into `StoppedError`, also as a container's first process.
+
+    `last_words` are said at once; a JVM that does not end in time is killed.
+    """
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        last_words()
+        watchdog = threading.Timer(STOP_S_MAX, _leave_at_once)
+        watchdog.daemon = True
+        watchdog.start()
+        raise StoppedError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except StoppedError:
+        _end_children()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave_at_once() -> None:
+    _end_children()
+    os._exit(EXIT_STOPPED)
+
+
+def _end_children() -> None:
+    """Kill the JVM: one that was stopped in the middle of its start would not end by itself."""
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for pid in task.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
