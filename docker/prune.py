@@ -51,7 +51,6 @@ SITE_UNUSED = (
     "pyarrow/includes",
     # A second, asynchronous copy of the whole Kubernetes client (65 MB); the first one is loaded
     # by the package itself in any case.
-    "kubernetes/aio",
     "numpy/_core/include",
     "numpy/_core/lib",
     "numpy/f2py",

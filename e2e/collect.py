@@ -2,19 +2,22 @@
 
 from pathlib import Path
 
-from e2e.install import PARTS_NAMESPACE
+from e2e.install import SYSTEM
 from e2e.kubectl import CommandError, Kubectl
 
-RESOURCES = "pods,statefulsets,jobs,services,endpointslices,configmaps,persistentvolumeclaims"
+RESOURCES = (
+    "topics,subscriptions,pools,pods,statefulsets,deployments,jobs,services,endpointslices,"
+    "configmaps,persistentvolumeclaims"
+)
 LOG_LINES_MAX = 5_000
 
 
 def collect(kubectl: Kubectl, namespace: str | None, folder: Path, report: str) -> None:
-    """Write everything about a namespace, the shared parts and the nodes into a folder."""
+    """Write everything about a namespace, the release and the nodes into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.txt").write_text(report)
     _keep(folder / "nodes.txt", kubectl, "describe", "nodes")
-    for name in (namespace, PARTS_NAMESPACE):
+    for name in (namespace, SYSTEM):
         if name is None:
             continue
         within = kubectl.within(name)

@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: one cluster a run, one namespace and one worker a module."""
+"""Fixtures of the end-to-end tests: one cluster and one release a run, one namespace a module."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import secrets
 import shutil
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,39 +15,14 @@ if str(ROOT) not in sys.path:  # `pytest e2e`, without -m, does not put it there
     sys.path.append(str(ROOT))
 
 from e2e.collect import collect  # noqa: E402
-from e2e.history import History, gather  # noqa: E402
-from e2e.install import (  # noqa: E402
-    Parts,
-    create_namespace,
-    install_parts,
-    install_worker,
-    topic,
-)
+from e2e.install import System, create_namespace, installed  # noqa: E402
 from e2e.kubectl import Kubectl, PortForward  # noqa: E402
-from e2e.traffic import BackgroundTraffic, forwarded_worker, gentle  # noqa: E402
+from e2e.registry import Registry  # noqa: E402
+from e2e.tenant import Tenant, make_tenant  # noqa: E402
 
 OUT = Path(__file__).parent / "out"
-PARTITIONS = 3
 NAMESPACE_KEY = pytest.StashKey[str]()
 CLUSTER_KEY = pytest.StashKey[Kubectl]()
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A worker in a namespace of its own, and the way to it."""
-
-    kubectl: Kubectl
-    address: str
-    topic: str
-    catalog: dict[str, str] = field(repr=False)
-
-    def load(self, prefix: str) -> BackgroundTraffic:
-        """Return senders for its topic; the prefix makes their payloads unique in the module."""
-        return BackgroundTraffic(gentle(self.address, self.topic, PARTITIONS, prefix=prefix))
-
-    def history(self, traffic: BackgroundTraffic) -> History:
-        """Return what the checkers need after traffic has ended."""
-        return gather(self.address, self.topic, traffic.record, self.catalog, PARTITIONS)
 
 
 @pytest.fixture(scope="session")
@@ -66,40 +40,44 @@ def cluster(pytestconfig: pytest.Config) -> Kubectl:
 
 
 @pytest.fixture(scope="session")
-def parts(cluster: Kubectl) -> Parts:
-    """Return the third-party parts, shared by all tests."""
-    return install_parts(cluster)
+def system(cluster: Kubectl, tag: str) -> System:
+    """Return the release that `make e2e` installed, shared by all tests."""
+    return installed(cluster, tag)
 
 
 @pytest.fixture(scope="session")
-def catalog(parts: Parts) -> Iterator[dict[str, str]]:
+def catalog(system: System) -> Iterator[dict[str, str]]:
     """Give the properties by which the tests themselves open the catalog."""
+    selector = "app.kubernetes.io/component=seaweedfs"
     with (
-        PortForward(parts.kubectl, "seaweedfs", 8181) as iceberg,
-        PortForward(parts.kubectl, "seaweedfs", 8333) as s3,
+        PortForward(system.kubectl, selector, 8181) as iceberg,
+        PortForward(system.kubectl, selector, 8333) as s3,
     ):
-        yield parts.catalog_by_forward(iceberg.address, s3.address)
+        yield system.catalog_by_forward(iceberg.address, s3.address)
+
+
+@pytest.fixture(scope="session")
+def registry(system: System) -> Iterator[Registry]:
+    """Give a look at what etcd has."""
+    with PortForward(system.kubectl, "app.kubernetes.io/component=etcd", 2379) as etcd:
+        yield Registry(etcd.address)
 
 
 @pytest.fixture(scope="module")
-def namespace(request: pytest.FixtureRequest, cluster: Kubectl) -> Iterator[Kubectl]:
-    """Make a fresh namespace for the module; all that the module makes goes with it."""
+def namespace(request: pytest.FixtureRequest, system: System) -> Iterator[Kubectl]:
+    """Make a fresh namespace for the module; all that the module makes goes with it, later."""
     stem = request.path.stem.removeprefix("test_").replace("_", "-")
-    name = f"e2e-{stem}-{secrets.token_hex(2)}"
-    within = create_namespace(cluster, name)
-    request.node.stash[NAMESPACE_KEY] = name
+    within = create_namespace(system.kubectl, f"e2e-{stem}-{secrets.token_hex(2)}")
+    request.node.stash[NAMESPACE_KEY] = within.namespace
     yield within
-    cluster("delete", "namespace", name, "--timeout=150s")
+    within("delete", "namespace", within.namespace, "--wait=false")
 
 
 @pytest.fixture(scope="module")
-def worker(namespace: Kubectl, parts: Parts, catalog: dict[str, str], tag: str) -> Iterator[Worker]:
-    """Install one worker with a volume and two topics of three partitions: orders and visits."""
-    name = "orders"
-    topics = [topic(namespace.namespace, each, partitions=PARTITIONS) for each in (name, "visits")]
-    install_worker(namespace, parts, tag, topics)
-    with forwarded_worker(namespace) as address:
-        yield Worker(namespace, address, f"{namespace.namespace}/{name}", catalog)
+def tenant(namespace: Kubectl, catalog: dict[str, str]) -> Iterator[Tenant]:
+    """Give one worker with a volume and two topics of three partitions: orders and visits."""
+    with make_tenant(namespace, catalog, topics=("orders", "visits")) as made:
+        yield made
 
 
 def pytest_sessionstart() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from e2e import kind
-from e2e.install import RUN_DIR, WORKER_POD
 from e2e.kubectl import Kubectl, run, wait_for
+from e2e.tenant import RUN_DIR, WORKER_POD
 
 NODE_S_MAX = 180.0
 SIGNAL = "import os, sys; os.kill(int(open(sys.argv[1]).read()), int(sys.argv[2]))"
@@ -123,12 +123,11 @@ def _is_ready(kubectl: Kubectl, node: str) -> bool:
 
 @contextmanager
 def stopped_part(kubectl: Kubectl, workload: str) -> Iterator[None]:
-    """Stop a third-party part (`statefulset/etcd`) and start it again at the end."""
+    """Stop a part (`statefulset/tidewater-etcd`) and start it again at the end."""
     kubectl("scale", workload, "--replicas=0")
-    kind_, _, name = workload.partition("/")
-    labels = f"app.kubernetes.io/name={name}"
+    labels = f"app.kubernetes.io/component={workload.rpartition('-')[2]}"
     wait_for(
-        lambda: not kubectl.get("pods", f"--selector={labels}")["items"], 120, f"{kind_} to stop"
+        lambda: not kubectl.get("pods", f"--selector={labels}")["items"], 120, f"{workload} to stop"
     )
     try:
         yield

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pyiceberg.table import Table
 
 from e2e.kubectl import wait_for
-from e2e.web import expect, get, post
+from e2e.web import Door, expect, get, post
 from tidewater_testing.checker import AckedBatch
 from tidewater_testing.evidence import Evidence, load_table, read_table_sides
 from tidewater_testing.traffic import Record
@@ -49,11 +49,11 @@ class History:
 
 
 def gather(
-    address: str, topic: str, record: Record, catalog: Mapping[str, str], partitions: int
+    door: Door, topic: str, record: Record, catalog: Mapping[str, str], partitions: int
 ) -> History:
     """Flush, then read the topic through the worker and its table through the catalog."""
-    flush(address, topic)
-    stream = {p: tuple(read_partition(address, topic, p)) for p in range(partitions)}
+    flush(door, topic)
+    stream = {p: tuple(read_partition(door, topic, p)) for p in range(partitions)}
     found: list[tuple[Evidence, tuple[Snapshot, ...]]] = []
 
     def table_read() -> bool:
@@ -66,12 +66,12 @@ def gather(
     return History(topic, tuple(record.acked), found[-1][0], stream, found[-1][1])
 
 
-def flush(address: str, topic: str) -> int:
+def flush(door: Door, topic: str) -> int:
     """Make everything acknowledged so far visible in the table; return the snapshot's id."""
     answers: list[int] = []
 
     def flushed() -> bool:
-        answer = post(address, f"/v1/{topic}/flush")
+        answer = post(door, f"/v1/{topic}/flush")
         if answer.status == 503:  # the table process is on its way back, or the catalog is
             return False
         answers.append(int(expect(answer)["snapshot_id"] or 0))
@@ -81,13 +81,13 @@ def flush(address: str, topic: str) -> int:
     return answers[-1]
 
 
-def read_partition(address: str, topic: str, partition: int, start: int = 0) -> list[Message]:
+def read_partition(door: Door, topic: str, partition: int, start: int = 0) -> list[Message]:
     """Read a partition through the worker from `start` to where it ends now."""
     messages: list[Message] = []
     offset = start
     while True:
         page = expect(
-            get(address, f"/v1/{topic}/messages?partition={partition}&offset={offset}&limit={PAGE}")
+            get(door, f"/v1/{topic}/messages?partition={partition}&offset={offset}&limit={PAGE}")
         )
         for each in page["messages"]:
             messages.append(Message(each["partition"], each["offset"], each["value"].encode()))

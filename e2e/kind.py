@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from e2e.kubectl import run
 
 CONFIG = Path(__file__).parent / "kind.yaml"
 COMPONENTS = ("operator", "worker", "pipeline")
-# What the quick-start profile runs beside ours. Loaded from here when this machine has them, so
-# that nodes without a way to a registry can run them; pulled by the nodes otherwise.
-THIRD_PARTY_IMAGES = ("quay.io/coreos/etcd:v3.6.8", "chrislusf/seaweedfs:4.48")
+CHART_VALUES = Path(__file__).resolve().parent.parent / "charts/tidewater/values.yaml"
 CREATE_S_MAX = 300.0
 LOAD_S_MAX = 600.0
 LABEL = "io.x-k8s.kind.cluster"
@@ -55,10 +55,20 @@ def delete(name: str) -> None:
         raise AssertionError(f"kind left containers of cluster {name} behind: {left.split()}")
 
 
+def third_party_images() -> list[str]:
+    """Return the images that the chart's quick-start profile runs beside ours.
+
+    Loaded from here when this machine has them, so that nodes without a way to a registry can run
+    them; pulled by the nodes otherwise.
+    """
+    values = yaml.safe_load(CHART_VALUES.read_text())
+    return [str(values[part]["image"]) for part in ("etcd", "seaweedfs")]
+
+
 def load_images(name: str, tag: str, components: Sequence[str] = COMPONENTS) -> float:
     """Load our images and what this machine has of the others into the nodes; return seconds."""
     images = [f"tidewater-{component}:{tag}" for component in components]
-    images += [image for image in THIRD_PARTY_IMAGES if _is_local(image)]
+    images += [image for image in third_party_images() if _is_local(image)]
     nodes = run(["kind", "get", "nodes", f"--name={name}"]).split()
     # The control plane of a cluster with workers takes no ordinary pods.
     workers = [node for node in nodes if not node.endswith("control-plane")] or nodes

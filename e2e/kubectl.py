@@ -23,7 +23,7 @@ from tidewater_testing.process import die_with_parent, free_ports
 COMMAND_S_MAX = 180.0
 OUTPUT_SHOWN_MAX = 4_000
 FORWARD_PAUSE_S = 0.2
-FORWARD_CHECK_S = 2.0
+FORWARD_CHECK_S = 3.0
 
 Object = dict[str, Any]
 """A Kubernetes object."""
@@ -105,22 +105,21 @@ class Kubectl:
 
 
 class PortForward:
-    """A local port that leads to a Service of one pod, started again whenever it breaks.
+    """A local port that leads to one ready pod of a selector, or to the next when that one is gone.
 
-    kubectl picks the pod once. Mostly it ends when that pod is gone, but after a deletion by force
-    it can stay and swallow connections, so the pod's identity is looked at, too. A client behind
-    this port sees what any client sees when a worker is away: refused or broken connections.
+    kubectl mostly ends when its pod is gone, but after a deletion by force it can stay and swallow
+    connections, so the pod's identity is looked at, too. A client behind this port sees what any
+    client sees when a worker is away: refused or broken connections.
     """
 
-    def __init__(self, kubectl: Kubectl, service: str, port: int) -> None:
+    def __init__(self, kubectl: Kubectl, selector: str, port: int) -> None:
         self._kubectl = kubectl
-        self._pod = f"{service}-0"
+        self._selector = selector
         self._remote_port = port
-        self._service = service
         self.port = free_ports(1)[0]
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._keeper = threading.Thread(target=self._keep, name=f"forward-{service}")
+        self._keeper = threading.Thread(target=self._keep, name=f"forward-{selector}")
 
     @property
     def address(self) -> str:
@@ -129,12 +128,19 @@ class PortForward:
 
     def _keep(self) -> None:
         while not self._stopping.is_set():
-            pod = self._identity("")
-            self._process = self._start()
-            while not self._ended(self._process):
-                if self._identity(pod) != pod:
-                    self._process.terminate()
+            ready = [pod for pod in self._pods() or () if is_pod_ready(pod)]
+            if ready:
+                self._follow(min(ready, key=lambda pod: str(pod["metadata"]["name"])))
             self._stopping.wait(FORWARD_PAUSE_S)
+
+    def _follow(self, pod: Object) -> None:
+        """Forward to one pod until it is gone."""
+        uid = pod["metadata"]["uid"]
+        process = self._process = self._start(pod["metadata"]["name"])
+        while not self._ended(process):
+            pods = self._pods()
+            if pods is not None and uid not in {each["metadata"]["uid"] for each in pods}:
+                process.terminate()
 
     def _ended(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for the end of a process, but only so long; tell whether it came."""
@@ -146,25 +152,24 @@ class PortForward:
             return False
         return True
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, pod: str) -> subprocess.Popen[bytes]:
         ports = f"{self.port}:{self._remote_port}"
         return subprocess.Popen(
-            self._kubectl.command(
-                "port-forward", f"service/{self._service}", ports, "--address=127.0.0.1"
-            ),
+            self._kubectl.command("port-forward", f"pod/{pod}", ports, "--address=127.0.0.1"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             # Dies with this thread, which lives as long as the test run needs the port.
             preexec_fn=die_with_parent(os.getpid()) if sys.platform == "linux" else None,
         )
 
-    def _identity(self, known: str) -> str:
-        """Return the uid of the pod, empty without one; what is known if nobody can tell."""
-        query = ("pod", self._pod, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+    def _pods(self) -> list[Object] | None:
+        """Return the pods of the selector; None if nobody can tell."""
+        query = ("get", "pods", f"--selector={self._selector}", "--output=json")
         try:
-            return self._kubectl("get", *query, timeout_s=20)
+            found: list[Object] = json.loads(self._kubectl(*query, timeout_s=20))["items"]
         except (CommandError, subprocess.TimeoutExpired):
-            return known
+            return None
+        return found
 
     def __enter__(self) -> Self:
         """Start forwarding; the port may take a moment to answer."""
@@ -182,6 +187,15 @@ class PortForward:
         if self._process is not None:
             self._process.terminate()
         self._keeper.join()
+
+
+def is_pod_ready(pod: Object) -> bool:
+    """Tell whether a pod takes requests and is not on its way out."""
+    ready = any(
+        each["type"] == "Ready" and each["status"] == "True"
+        for each in pod["status"].get("conditions", ())
+    )
+    return ready and "deletionTimestamp" not in pod["metadata"]
 
 
 def wait_for(

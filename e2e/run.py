@@ -1,6 +1,6 @@
 """What `make cluster`, `make cluster-down` and `make e2e` do.
 
-    up    create a cluster (unless it is there), load the images, install the third-party parts
+    up    create a cluster (unless it is there), load the images, install the chart
     down  delete it
     test  the same as up on a cluster of its own, run the tests, delete the cluster
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from e2e import kind
-from e2e.install import install_parts
+from e2e.install import SYSTEM, install_chart
 from e2e.kubectl import Kubectl, run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,26 +45,40 @@ def prepare(name: str, tag: str, kubeconfig: Path | None) -> Kubectl:
     private = OUT / f"{name}.kubeconfig"
     kind.write_kubeconfig(name, private)
     say(f"images loaded in {kind.load_images(name, tag):.0f} s")
-    return with_parts(Kubectl(private))
+    return with_chart(Kubectl(private), tag)
 
 
-def with_parts(kubectl: Kubectl) -> Kubectl:
-    """Install the third-party parts."""
+def with_chart(kubectl: Kubectl, tag: str) -> Kubectl:
+    """Install the chart: operator, etcd and SeaweedFS."""
     begin = time.monotonic()
-    install_parts(kubectl)
-    say(f"etcd and SeaweedFS ready in {time.monotonic() - begin:.0f} s")
+    install_chart(kubectl, tag)
+    say(f"chart installed and ready in {time.monotonic() - begin:.0f} s")
     return kubectl
+
+
+@contextmanager
+def given_cluster() -> Iterator[Path]:
+    """Write down which cluster KUBECONFIG means now, so that a changed context changes nothing."""
+    kubeconfig = OUT / "given.kubeconfig"
+    kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(run(["kubectl", "config", "view", "--minify", "--flatten", "--raw"]))
+    try:
+        yield kubeconfig
+    finally:
+        kubeconfig.unlink()
 
 
 @contextmanager
 def test_cluster(name: str, tag: str, *, keep: bool) -> Iterator[Kubectl]:
     """Give a cluster to test in; our own is deleted at the end, also of a failed start."""
-    if given := os.environ.get("KUBECONFIG"):
+    if os.environ.get("KUBECONFIG"):
         context = run(["kubectl", "config", "current-context"]).strip()
         say(f"using the cluster of context {context}")
         if context.startswith("kind-"):
             kind.load_images(context.removeprefix("kind-"), tag)
-        yield with_parts(Kubectl(Path(given)))
+        with given_cluster() as kubeconfig:
+            yield with_chart(Kubectl(kubeconfig), tag)
         return
     try:
         yield prepare(name, tag, OUT / f"{name}.kubeconfig")
@@ -120,7 +134,9 @@ def main() -> int:
     tests.add_argument("--keep", action="store_true", help="do not delete the cluster")
     tests.add_argument("rest", nargs="*", help="further arguments for pytest")
     args = parser.parse_args()
-    missing = [tool for tool in (kind.container_cli(), "kind", "kubectl") if not shutil.which(tool)]
+    missing = [
+        tool for tool in (kind.container_cli(), "kind", "kubectl", "helm") if not shutil.which(tool)
+    ]
     if missing:
         parser.exit(2, f"e2e: not on the PATH: {', '.join(missing)}\n")
     signal.signal(signal.SIGTERM, _interrupted)
@@ -129,9 +145,14 @@ def main() -> int:
         return 0
     if args.command == "up":
         prepare(args.cluster, args.tag, None)
-        say(f"ready: kubectl --context kind-{args.cluster} get pods --all-namespaces")
+        context = f"kind-{args.cluster}"
+        say(f"ready: kubectl --context {context} --namespace {SYSTEM} get pods")
         return 0
-    return test(args.cluster, args.tag, args.select, keep=args.keep, rest=args.rest)
+    try:
+        return test(args.cluster, args.tag, args.select, keep=args.keep, rest=args.rest)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
 
 
 if __name__ == "__main__":

@@ -5,25 +5,25 @@ import json
 import pytest
 
 from e2e import guarantees
-from e2e.conftest import Worker
 from e2e.history import flush
-from e2e.install import CATALOG_URI, S3_URI, run_job
+from e2e.install import CATALOG_URI, S3_URI
+from e2e.tenant import Tenant, run_job
 
 pytestmark = pytest.mark.timeout(420)
 
 
-def test_spark_rewrites_files_under_load(worker: Worker, tag: str) -> None:
+def test_spark_rewrites_files_under_load(tenant: Tenant, tag: str) -> None:
     """Spark reads every row once, and its rewrite takes nothing from the stream or the table."""
     environment = {
-        "TOPIC": worker.topic,
+        "TOPIC": tenant.topic,
         "CATALOG_URI": CATALOG_URI,
         "S3_URI": S3_URI,
         "IMAGE": f"tidewater-pipeline:{tag}",
     }
-    with worker.load("spark-") as traffic:
+    with tenant.load("spark-") as traffic:
         produced = traffic.wait_for_more(1_000, 60)
-        flush(worker.address, worker.topic)
-        printed = run_job(worker.kubectl, "pipeline.yaml", tag, environment)
+        flush(tenant.door, tenant.topic)
+        printed = run_job(tenant.kubectl, "pipeline", tag, environment)
         traffic.wait_for_more(200, 60)
     line = next(each for each in printed.splitlines() if each.startswith("RESULT "))
     result = json.loads(line.removeprefix("RESULT "))
@@ -31,4 +31,4 @@ def test_spark_rewrites_files_under_load(worker: Worker, tag: str) -> None:
         assert rows == places >= produced
     assert result["files"] >= 1
     assert result["numbers"] == sum(n * n for n in range(100))
-    guarantees.hold(worker.history(traffic))
+    guarantees.hold(tenant.history(traffic))

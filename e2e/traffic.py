@@ -8,35 +8,19 @@ run in a thread of their own, so that a test reads as a list of what happens to 
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from e2e.install import WORKER_PORT
-from e2e.kubectl import Kubectl, PortForward, wait_for
-from e2e.web import get
+from e2e.web import Door
 from tidewater_testing.traffic import Load, Record, Traffic
 
 STOP_S_MAX = 120.0
 
 
-@contextmanager
-def forwarded_worker(kubectl: Kubectl) -> Iterator[str]:
-    """Lead a local port to the worker's Service; gives its `host:port` once it answers."""
-    with PortForward(kubectl, "worker", WORKER_PORT) as forward:
-        wait_for(lambda: is_ready(forward.address), 60, "the worker to answer through its Service")
-        yield forward.address
-
-
-def is_ready(address: str) -> bool:
-    """Tell whether the worker behind an address says that it is ready."""
-    return get(address, "/readyz").status == 200
-
-
-def gentle(address: str, topic: str, partitions: int, *, prefix: str = "s") -> Load:
+def gentle(door: Door, topic: str, partitions: int, *, prefix: str = "s") -> Load:
     """Return a load that two shared cores can carry beside a whole cluster: some 100 requests/s."""
     return Load(
-        address=address,
+        address=door.address,
+        token=door.token,
         topic=topic,
         partitions=partitions,
         senders=6,

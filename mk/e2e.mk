@@ -1,5 +1,5 @@
 # Images and the end-to-end tests on a real kind cluster. The same commands work on a laptop with
-# docker, kind and kubectl; KIND_NODE_IMAGE names a node image where kind's default cannot be had.
+# docker, kind, kubectl and helm; KIND_NODE_IMAGE names a node image where kind's default cannot be had.
 
 # One tag for all images, from git: v0.1.0-3-g1a2b3c4, or 1a2b3c4 before the first release.
 # Asked once, at the start: git may move on while the images are built.
@@ -23,7 +23,7 @@ images: ## Build the images with one tag from git (TAG=name)
 	done
 
 .PHONY: cluster
-cluster: setup images ## Start a kind cluster with the images, etcd and SeaweedFS (CLUSTER=tidewater)
+cluster: setup images ## Start a kind cluster with the images and the chart (CLUSTER=tidewater)
 	@$(E2E) up --cluster $(CLUSTER) --tag $(TAG)
 
 .PHONY: cluster-down
