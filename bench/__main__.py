@@ -16,11 +16,24 @@ from typing import Any, Final
 from bench import plot, report
 from bench.lines import Line, Result
 from bench.plan import DEFAULT, FULL, QUICK, Plan
-from bench.scenarios import ack, bulk, catchup, commits, flight, memory, table
+from bench.scenarios import (
+    ack,
+    bulk,
+    catchup,
+    commits,
+    fanout,
+    flight,
+    idle,
+    live,
+    memory,
+    table,
+)
 from bench.stage import Stage
 
 SCENARIOS: Final[dict[str, Callable[[Stage], Result]]] = {
     "ack": ack.run,
+    "live": live.run,
+    "fanout": fanout.run,
     "flight": flight.run,
     "bulk": bulk.run,
     "table": table.run,
@@ -28,6 +41,7 @@ SCENARIOS: Final[dict[str, Callable[[Stage], Result]]] = {
     "commits": commits.cost_of_many,
     "catchup": catchup.run,
     "idle": memory.idle,
+    "many-idle": idle.run,
     "memory": memory.long_run,
 }
 NEEDS: Final = {"catchup": "table"}

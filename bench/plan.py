@@ -27,6 +27,14 @@ class Plan:
     read_ndjson_rows: int
     long_bytes: int
     """Payload bytes produced while memory is watched."""
+    live_rounds: int
+    live_seconds: float
+    """Live delivery: seconds of each system per round."""
+    fanout_rounds: int
+    fanout_seconds: float
+    idle_topics: int
+    """Topics, and as many subscriptions, that do nothing."""
+    idle_seconds: float
 
 
 QUICK = Plan(
@@ -44,6 +52,12 @@ QUICK = Plan(
     commits=130,
     read_ndjson_rows=100_000,
     long_bytes=300_000_000,
+    live_rounds=2,
+    live_seconds=3.0,
+    fanout_rounds=2,
+    fanout_seconds=4.0,
+    idle_topics=100,
+    idle_seconds=10.0,
 )
 
 DEFAULT = Plan(
@@ -61,6 +75,12 @@ DEFAULT = Plan(
     commits=1_010,
     read_ndjson_rows=500_000,
     long_bytes=3_000_000_000,
+    live_rounds=4,
+    live_seconds=6.0,
+    fanout_rounds=3,
+    fanout_seconds=8.0,
+    idle_topics=1_000,
+    idle_seconds=20.0,
 )
 
 FULL = Plan(
@@ -78,4 +98,10 @@ FULL = Plan(
     commits=1_010,
     read_ndjson_rows=1_000_000,
     long_bytes=20_000_000_000,
+    live_rounds=10,
+    live_seconds=10.0,
+    fanout_rounds=6,
+    fanout_seconds=15.0,
+    idle_topics=1_000,
+    idle_seconds=20.0,
 )

@@ -64,31 +64,38 @@ class Tidewater:
         processes.end(self.process)
 
 
-def manifest(topics: dict[str, dict[str, object]]) -> str:
-    """Return the manifests of topics: name → spec."""
+Specs = dict[str, dict[str, object]]
+"""Name → spec."""
+
+
+def manifest(kind: str, specs: Specs) -> str:
+    """Return the manifests of topics or subscriptions."""
     return yaml.safe_dump_all(
         {
             "apiVersion": "tidewater.dev/v1alpha1",
-            "kind": "Topic",
+            "kind": kind,
             "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": spec,
         }
-        for name, spec in topics.items()
+        for name, spec in specs.items()
     )
 
 
-def start_tidewater(folder: Path, topics: dict[str, dict[str, object]]) -> Tidewater:
+def start_tidewater(
+    folder: Path, topics: Specs, subscriptions: Specs | None = None, ready_s: float = READY_WAIT_S
+) -> Tidewater:
     """Start `tidewater dev` with these topics and wait until it takes messages."""
     folder.mkdir(parents=True)
     port = processes.free_port()
     command = [sys.executable, "-m", "tidewater.cli.main", "dev", "--data", str(folder / "data")]
     command += ["--listen", f"127.0.0.1:{port}"]
-    if topics:
-        (folder / "topics.yaml").write_text(manifest(topics))
-        command += ["-f", str(folder / "topics.yaml")]
+    for kind, specs in (("Topic", topics), ("Subscription", subscriptions or {})):
+        if specs:
+            (folder / f"{kind}.yaml").write_text(manifest(kind, specs))
+            command += ["-f", str(folder / f"{kind}.yaml")]
     log = folder / "tidewater.log"
     server = Tidewater(processes.start(command, log), f"http://127.0.0.1:{port}", folder / "data")
-    deadline = time.monotonic() + READY_WAIT_S
+    deadline = time.monotonic() + ready_s
     with Client(server.url, timeout_s=5) as client:
         while True:
             try:

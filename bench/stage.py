@@ -10,7 +10,14 @@ from typing import Final, Self, TypeVar
 
 from bench.driver import Driver
 from bench.plan import Plan
-from bench.servers import Nats, Tidewater, start_nats, start_tidewater
+from bench.servers import (
+    READY_WAIT_S,
+    Nats,
+    Specs,
+    Tidewater,
+    start_nats,
+    start_tidewater,
+)
 
 S = TypeVar("S", Tidewater, Nats)
 
@@ -36,10 +43,17 @@ TOPICS: Final[dict[str, dict[str, object]]] = {
     "commits": {"partitions": 1},
     "history": {"partitions": 1, "log": _NO_LOG},
     "long": {"partitions": 1, "log": _NO_LOG},
+    "live": {"partitions": 1},
+    "live-read": {"partitions": 1},
+    "fanout": {"partitions": 1},
 }
 """One topic per question, so that no measurement inherits another's backlog or history. One
 partition each, as a NATS stream has one log: messages over several partitions share fewer syncs,
 which is not measured here. Everything that is not named is the default."""
+
+SUBSCRIPTIONS: Final[dict[str, dict[str, object]]] = {
+    "live": {"topic": "live", "startFrom": {"position": "latest"}},
+}
 
 
 class Stage:
@@ -55,7 +69,9 @@ class Stage:
 
     def __enter__(self) -> Self:
         try:
-            self.tidewater = self._server(start_tidewater(self.folder / "tidewater", TOPICS))
+            self.tidewater = self._server(
+                start_tidewater(self.folder / "tidewater", TOPICS, SUBSCRIPTIONS)
+            )
             self.nats = self._server(start_nats(self.folder / "nats"))
         except BaseException:
             self.__exit__(None, None, None)
@@ -78,9 +94,17 @@ class Stage:
         self._ending.callback(server.end)
         return server
 
-    def another_tidewater(self, name: str) -> Tidewater:
-        """Start a second worker with nothing but the quickstart topic."""
-        return self._server(start_tidewater(self.folder / name, {}))
+    def another_tidewater(
+        self,
+        name: str,
+        topics: Specs | None = None,
+        subscriptions: Specs | None = None,
+        ready_s: float = READY_WAIT_S,
+    ) -> Tidewater:
+        """Start a second worker, with nothing but the quickstart topic unless told."""
+        return self._server(
+            start_tidewater(self.folder / name, topics or {}, subscriptions, ready_s)
+        )
 
     def driver(self, module: str, *arguments: str, name: str = "") -> Driver:
         """Return a client process; the same one for the same name."""
@@ -115,6 +139,14 @@ class Stage:
     def nats_producer(self) -> Driver:
         """NATS's producer."""
         return self.driver("nats_producer", self.nats.url)
+
+    def live(self, role: str) -> Driver:
+        """Tidewater's live producer or consumer."""
+        return self.driver("tidewater_live", self.tidewater.url, name=f"tidewater {role}")
+
+    def nats_live(self, role: str) -> Driver:
+        """NATS's live producer or consumer."""
+        return self.driver("nats_live", self.nats.url, name=f"nats {role}")
 
     def say(self, text: str) -> None:
         """Tell how far the run has come."""

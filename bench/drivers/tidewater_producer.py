@@ -105,37 +105,40 @@ class Producers:
         self,
         topic: str,
         kind: str,
-        threads: int,
+        connections: int,
+        depth: int,
         seconds: float = 1e9,
         batches: int = 1 << 60,
     ) -> dict[str, Any]:
-        """Send prepared batches as fast as they are acknowledged, one in flight per thread."""
+        """Send prepared batches as fast as they are acknowledged, `depth` on each connection."""
         bodies = self._bodies[kind]
         samples: list[float] = []
-        acked: list[int] = []
-        began = time.perf_counter()
-        wall = time.time()
-        deadline = began + seconds
-        quota = batches // threads
+        rows = sent = 0
 
-        def run(number: int) -> None:
-            with Client(self._url, timeout_s=120) as client:
-                producer = client.producer(topic)
-                sent = 0
-                while sent < quota and (start := time.perf_counter()) < deadline:
-                    produced = producer.send_body(bodies[(number + sent * threads) % BODIES], kind)
-                    samples.append((time.perf_counter() - start) * 1e6)
-                    acked.append(sum(ack.count for ack in produced.acks))
+        async def run() -> float:
+            origin = parse_url(self._url)
+            producers = [AsyncProducer(origin, topic) for _ in range(connections)]
+            began = time.perf_counter()
+            deadline = began + seconds
+
+            async def worker(producer: AsyncProducer) -> None:
+                nonlocal rows, sent
+                while sent < batches and (start := time.perf_counter()) < deadline:
                     sent += 1
+                    produced = await producer.send_body(bodies[sent % BODIES], kind)
+                    samples.append((time.perf_counter() - start) * 1e6)
+                    rows += sum(ack.count for ack in produced.acks)
 
-        workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        elapsed_s = time.perf_counter() - began
+            await asyncio.gather(*(worker(p) for p in producers for _ in range(depth)))
+            elapsed_s = time.perf_counter() - began
+            for producer in producers:
+                await producer.close()
+            return elapsed_s
+
+        wall = time.time()
+        elapsed_s = self._runner.run(run())
         return {
-            "rows": sum(acked),
+            "rows": rows,
             "us": samples,
             "elapsed_s": elapsed_s,
             "began_at": wall,

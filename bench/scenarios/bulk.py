@@ -10,7 +10,9 @@ from tidewater import wire
 
 ROWS = 1000
 SIZE = 100
-THREADS = 4
+CONNECTIONS = 4
+DEPTH = 4
+IN_FLIGHT = CONNECTIONS * DEPTH
 KINDS = {"JSON": wire.JSON, "NDJSON": wire.NDJSON, "Arrow IPC": wire.ARROW}
 PEERS = ("NATS async", "NATS atomic")
 """NATS publishes without waiting for each ack, or in atomic batches; the faster is its row."""
@@ -38,7 +40,8 @@ def run(stage: Stage) -> Result:
                         "bulk",
                         topic="bench/bulk",
                         kind=kind,
-                        threads=THREADS,
+                        connections=CONNECTIONS,
+                        depth=DEPTH,
                         seconds=plan.bulk_seconds,
                     )
                 )
@@ -53,7 +56,7 @@ def run(stage: Stage) -> Result:
                     "bulk_atomic",
                     size=SIZE,
                     rows=ROWS,
-                    writers=THREADS,
+                    writers=IN_FLIGHT,
                     seconds=plan.bulk_seconds,
                 )
             )
@@ -81,7 +84,7 @@ def _result(answers: dict[str, list[dict[str, Any]]], server_s: dict[str, float]
         }
     )
     peer = max(PEERS, key=lambda name: middle(rates[name]))
-    group = f"bulk, {THREADS} batches of {ROWS:,} × {SIZE} B in flight (peer: {peer})"
+    group = f"bulk, {IN_FLIGHT} batches of {ROWS:,} × {SIZE} B in flight (peer: {peer})"
     for name in KINDS:
         result.lines.append(
             Line(

@@ -48,7 +48,12 @@ def long_run(stage: Stage) -> Result:
     batches = size // (ROWS * SIZE)
     with RssWatch(list(stage.tidewater.pids.values()), period_s=0.25) as watch:
         sent = stage.producer.call(
-            "bulk", topic=f"{NAMESPACE}/long", kind=wire.ARROW, threads=4, batches=batches
+            "bulk",
+            topic=f"{NAMESPACE}/long",
+            kind=wire.ARROW,
+            connections=4,
+            depth=4,
+            batches=batches,
         )
     sizes = [found for _, found in watch.series]
     quarter = max(1, len(sizes) // 4)

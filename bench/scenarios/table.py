@@ -129,7 +129,8 @@ def flood(
         "bulk",
         topic=f"{NAMESPACE}/{name}",
         kind=wire.ARROW,
-        threads=THREADS,
+        connections=THREADS,
+        depth=4,
         batches=rows // ROWS,
     )
     assert sent["rows"] == rows, f"{sent['rows']} of {rows} rows were taken"
