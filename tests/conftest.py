@@ -1,5 +1,6 @@
 """Fixtures that every test can have: real parts, one per session or module, started when asked."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,13 @@ from tidewater_testing.parts.seaweed import SeaweedFS
 # Tests start processes while gRPC's threads run. Its handlers of a fork would work in the child,
 # which is about to become another program, and now and then end it instead.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaks_show_where_they_are_made() -> Iterator[None]:
+    """Collect what nobody closed: the warning is an error here, not in somebody else's test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        # Once more round: connections that were aborted last are closed then.
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:

@@ -34,7 +34,7 @@ from tidewater.retry import RetryPolicy
 from tidewater.routing import CONNECT_S, Routes
 from tidewater.settling import IDS_MAX, STALE, Settling, Tally, check_delay
 from tidewater.sockets import NoSocketError
-from tidewater.sources import Polling, Source, Streaming
+from tidewater.sources import COMMANDS, Polling, Source, Streaming
 from tidewater.transport import TIMEOUT_S
 from tidewater.transport_async import AsyncTransport
 from tidewater_core.clock import Clock, IdSource, SystemClock, SystemIds
@@ -129,6 +129,7 @@ class Pulling:
         self._retry = RetryPolicy(attempts_max=1 << 30)
         self._routes = Routes(origin, direct=options.direct, clock=self._clock)
         self._transports: dict[Origin, AsyncTransport] = {}
+        self._streams: dict[Origin, Streaming] = {}
         self._deadline_s = DEADLINE_S
         self._mean_bytes = 0.0
         self._room = asyncio.Event()
@@ -313,10 +314,11 @@ class Pulling:
         options = self.options
         connect_s = options.timeout_s if origin == self._routes.base else CONNECT_S
         if self._has_sockets:
-            return Streaming(
+            stream = self._streams[origin] = Streaming(
                 self, origin, f"/v1/{self._topic}/socket", self._subscription, share,
                 arrow=self._wants_arrow, connect_s=connect_s, ids=self._ids,
             )  # fmt: skip
+            return stream
         return Polling(
             self, origin, self._path, share, arrow=self._wants_arrow,
             wait_s=options.wait_s, timeout_s=options.timeout_s, connect_s=connect_s,
@@ -443,7 +445,10 @@ class Pulling:
             self._loop.call_soon_threadsafe(self._drained.set)
 
     async def call(self, origin: Origin, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST to the subscription, at the worker or through the one that was given."""
+        """Ask something of the subscription, at the worker or through the one that was given."""
+        stream = self._streams.get(origin)
+        if stream is not None and stream.can_settle and verb in COMMANDS:
+            return await stream.settle(verb, body, self.options.timeout_s)
         data = msgspec.json.encode(body)
         if origin != self._routes.base and origin in self._routes.origins():
             try:

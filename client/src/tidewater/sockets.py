@@ -20,6 +20,7 @@ from tidewater.origin import Origin
 from tidewater_core.clock import IdSource
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+CLOSE_S: Final = 1.0
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 HEARD: Final = b""
 """Stands for a ping among messages: the worker is there."""
@@ -178,7 +179,13 @@ class Socket(asyncio.Protocol):
         if self._transport is not None:
             self._write(CLOSE, (1000).to_bytes(2, "big"))
             self._transport.close()
-            await asyncio.shield(self._closed)
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await asyncio.shield(self._closed)
+            except TimeoutError:
+                pass  # a worker that hangs does not take the last bytes
+            finally:
+                self._transport.abort()
 
 
 async def open_socket(origin: Origin, target: str, connect_s: float, ids: IdSource) -> Socket:
@@ -203,4 +210,7 @@ async def open_socket(origin: Origin, target: str, connect_s: float, ids: IdSour
     except TimeoutError as error:
         transport.abort()
         raise NoSocketError(f"{origin} did not answer the handshake") from error
+    except BaseException:
+        transport.abort()  # whoever wanted it is gone; nobody else would close it
+        raise
     return socket

@@ -2,7 +2,7 @@
 
 A source delivers what the buffer has room for, and no more. Over the socket room is given as
 *credit*; over HTTP each pull asks for so many. Both say the same and cost differently: a pull is
-a request per answer.
+a request per answer. What became of messages is told over the socket, too, while it is open.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ SILENCE_PINGS: Final = 3
 STOP_S: Final = 1.0
 """How long the last messages of a socket that is to be closed are waited for."""
 ID: Final = 1
+COMMANDS: Final = {"ack": "acknowledge", "nack": "reject", "extend": "extend"}
+"""What calls of a subscription are named on a socket."""
 
 
 class Engine(Protocol):
@@ -111,11 +113,19 @@ class _Welcome(msgspec.Struct):
     ping_ms: int = round(PING_S * 1000)
 
 
+class _Settled(msgspec.Struct):
+    id: int
+    refused: list[dict[str, Any]] = []
+
+
 class _Said(msgspec.Struct):
     welcome: _Welcome | None = None
     messages: _Batch | None = None
     error: dict[str, Any] | None = None
     stopped: dict[str, Any] | None = None
+    acknowledged: _Settled | None = None
+    rejected: _Settled | None = None
+    extended: _Settled | None = None
 
 
 _pulls = msgspec.json.Decoder(Pulls)
@@ -146,6 +156,32 @@ class Streaming:
         self._crediting: asyncio.Task[None] | None = None
         self._owed = 0
         self._silence_s = SILENCE_PINGS * PING_S
+        self._last_id = ID
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        """What was told over the socket and is not answered yet, by its id."""
+
+    @property
+    def can_settle(self) -> bool:
+        """Tell whether `settle` has a way to the worker."""
+        return self._socket is not None
+
+    async def settle(self, verb: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Tell the worker what became of messages; return what it refuses."""
+        assert self._socket is not None
+        self._last_id += 1
+        number = self._last_id
+        said = {name: value for name, value in body.items() if name != "consumer"}
+        said |= {"id": number, "subscription": self._subscription}
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._socket.send(msgspec.json.encode({COMMANDS[verb]: said}))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise OutcomeUnknown("NoAnswer", f"{self._origin} did not answer in time") from error
+        finally:
+            del self._asked[number]
 
     async def take(self) -> None:
         """Wait for the next message of the worker."""
@@ -193,7 +229,16 @@ class Streaming:
         except msgspec.DecodeError as error:
             raise OutcomeUnknown("BadAnswer", f"unreadable: {error}") from error
         if word.error is not None:
-            raise TidewaterError.from_json(word.error, word.error.get("status"))
+            cause = TidewaterError.from_json(word.error, word.error.get("status"))
+            answer = self._asked.get(word.error.get("id") or 0)
+            if answer is None:
+                raise cause
+            if not answer.done():
+                answer.set_exception(cause)
+        if (settled := word.acknowledged or word.rejected or word.extended) is not None:
+            answer = self._asked.get(settled.id)
+            if answer is not None and not answer.done():
+                answer.set_result({"refused": settled.refused})
         if word.messages is not None:
             self._owed = max(self._owed - word.messages.count, 0)
             self._engine.take_in(self._origin, stream or word.messages.messages)
@@ -219,6 +264,11 @@ class Streaming:
         await self._stop_crediting()
         if self._socket is not None:
             socket, self._socket = self._socket, None
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_exception(
+                        OutcomeUnknown("ConnectionLost", f"the socket to {self._origin} is gone")
+                    )
             await socket.close()
 
     async def _stop_crediting(self) -> None:

@@ -79,7 +79,8 @@ class PipelinedConnection(asyncio.Protocol):
     async def close(self) -> None:
         """Close the connection; requests without an answer fail."""
         if self._transport is not None:
-            self._transport.close()
+            # At once: a server that hangs would never take the bytes that are left.
+            self._transport.abort()
             await asyncio.shield(self._closed)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

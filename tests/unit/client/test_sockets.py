@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,8 +26,10 @@ async def dialled(peer: Peer) -> AsyncIterator[Socket]:
             line.split(b": ")[1] for line in head.split(b"\r\n") if b"Sec-WebSocket-Key" in line
         )
         token = base64.b64encode(hashlib.sha1(key + GUID, usedforsecurity=False).digest())
-        await peer(reader, writer, token)
-        writer.close()
+        try:
+            await peer(reader, writer, token)
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
@@ -144,3 +147,38 @@ async def test_frames_that_end_it(data: bytes, kind: type[Exception]) -> None:
 async def test_nobody_there() -> None:
     with pytest.raises(Retryable, match="Unreachable"):
         await open_socket(Origin("127.0.0.1", 1), "/", 2.0, SystemIds())
+
+
+async def test_whoever_gives_up_leaves_no_connection_behind() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        opening.cancel()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1])
+        opening = asyncio.ensure_future(open_socket(origin, "/", 30.0, SystemIds()))
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await asyncio.wait_for(ended.wait(), 30)
+
+
+async def test_a_worker_that_takes_nothing_does_not_hold_up_a_close() -> None:
+    release = asyncio.Event()
+
+    async def peer(_: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> None:
+        writer.write(switching(token))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await release.wait()
+
+    async with dialled(peer) as socket:
+        for _ in range(64):
+            socket.send(b"x" * 1_000_000)
+        await asyncio.wait_for(socket.close(), 30)
+        release.set()

@@ -7,6 +7,7 @@ that commits, deleted segments and a restarted table process in between do not m
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,8 @@ from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.topic import Topic
 
 STEP_BYTES: Final = 4 * 1024 * 1024
+SMALL_ROWS: Final = 16
+"""Frames of so few messages are many: what all of them need is made once."""
 
 
 class Gone(NotFound):
@@ -124,16 +127,21 @@ def with_offsets(
 ) -> pa.RecordBatch:
     """Bring a batch of the log into the table's columns."""
     rows = batch.num_rows
+    repeated = _repeated if rows <= SMALL_ROWS else _repeated.__wrapped__
     columns = [
-        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        repeated(partition, rows),
         pa.array(np.arange(offset, offset + rows, dtype=np.int64)),
     ]
-    there = set(batch.schema.names)
-    for field in list(schema)[2:]:
-        columns.append(
-            batch.column(field.name) if field.name in there else pa.nulls(rows, field.type)
-        )
+    at = {name: i for i, name in enumerate(batch.schema.names)}
+    for name in schema.names[2:]:
+        i = at.get(name)
+        columns.append(pa.nulls(rows, schema.field(name).type) if i is None else batch.column(i))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@lru_cache(maxsize=1024)
+def _repeated(partition: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(partition, pa.int32()), rows)
 
 
 async def position(

@@ -89,7 +89,7 @@ class DeadLetters:
         attempts = {offset: part.delivery.deliveries(offset) for offset in dead}
         leases = [Leased(offset, 0, 0) for offset in dead]
         async with aclosing(part.window.payloads(leases)) as pieces:
-            async for batch, here in pieces:
+            async for piece in pieces:
                 added = [
                     {
                         ORIGIN_TOPIC: subscription.topic_name,
@@ -99,9 +99,9 @@ class DeadLetters:
                         REASON: dead[at.offset],
                         ATTEMPTS: str(attempts[at.offset]),
                     }
-                    for at in here
+                    for at in piece.leases
                 ]
-                await self._produce(topic, _letters(batch, topic, added))
+                await self._produce(topic, _letters(piece.batch, topic, added))
         return list(dead)
 
     async def _produce(self, topic: Topic, payload: Payload) -> None:

@@ -49,6 +49,8 @@ class Delivered(msgspec.Struct, frozen=True):
     ack_ids: list[str]
     deliveries: list[int]
     """How often each was delivered, this time included."""
+    nbytes: int = 0
+    """About what they take."""
 
 
 class Part:
@@ -207,26 +209,23 @@ class Part:
         pieces: list[Piece] = []
         size = done = 0
         async with aclosing(self.window.payloads(leases)) as found:
-            async for batch, here in found:
-                fit, count = batch, len(here)
-                if size + batch.nbytes > bytes_max:
-                    # By the average: exact sizes would cost more than they are worth.
-                    per_row = max(batch.nbytes // batch.num_rows, 1)
-                    count = min(max((bytes_max - size) // per_row, 0 if pieces else 1), count)
-                    fit = batch.slice(0, count)
-                if count:
-                    pieces.append((fit, here[:count]))
-                    size += fit.nbytes
-                    done += count
-                if count < len(here) or size >= bytes_max:
+            async for piece in found:
+                count = len(piece.leases)
+                fit = max((bytes_max - size) // piece.row_bytes, 0 if pieces else 1)
+                if fit:
+                    pieces.append(piece if fit >= count else piece.first(fit))
+                    done += min(fit, count)
+                    size += min(fit, count) * piece.row_bytes
+                if fit < count or size >= bytes_max:
                     break
         return pieces, done
 
     def _delivered(self, piece: Piece) -> Delivered:
-        batch, leases = piece
+        leases = piece.leases
         epoch, number, generation = self.epoch, self.number, self.delivery.generation
         ids = [str(AckId(epoch, number, generation, at.offset, at.lease)) for at in leases]
-        return Delivered(batch, ids, [leased.delivery for leased in leases])
+        size = len(leases) * piece.row_bytes
+        return Delivered(piece.batch, ids, [leased.delivery for leased in leases], size)
 
     # ---- back
 

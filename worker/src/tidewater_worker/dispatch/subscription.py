@@ -258,7 +258,7 @@ class Subscription:
             found = await self._look_at(part, taking, errors) or []
             delivered += found
             count += sum(len(piece.ack_ids) for piece in found)
-            size += sum(piece.batch.nbytes for piece in found)
+            size += sum(piece.nbytes for piece in found)
         if errors and not delivered:
             self._raise(errors, len(parts))
         return delivered

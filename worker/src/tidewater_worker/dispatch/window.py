@@ -8,7 +8,7 @@ again later is read again.
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -32,8 +32,18 @@ NEAR_ROWS: Final = 512
 """Messages to be read again that are this near to each other are read in one go."""
 _STREAM_ROWS: Final = 1 << 62
 
-Piece = tuple[pa.RecordBatch, list[Leased]]
-"""Messages in the table's columns, and the deliveries they are for, in the same order."""
+
+class Piece(NamedTuple):
+    """Messages in the table's columns, and the deliveries they are for, in the same order."""
+
+    batch: pa.RecordBatch
+    leases: list[Leased]
+    row_bytes: int
+    """About what one of them takes: exact sizes (`nbytes`) cost more than small messages do."""
+
+    def first(self, count: int) -> "Piece":
+        """Return so many of them."""
+        return Piece(self.batch.slice(0, count), self.leases[:count], self.row_bytes)
 
 
 class Window:
@@ -56,8 +66,11 @@ class Window:
         """What of the last batch was not offered yet."""
         self._at = -1
         """Its first offset, or the stream's next."""
+        self._row_bytes = 1
+        """About what a row of the batch takes that is being fetched from."""
         self._bases: list[int] = []
-        self._kept: list[pa.RecordBatch] = []
+        self._kept: list[tuple[pa.RecordBatch, int]] = []
+        """Batches, and about what one of their rows takes."""
         self._kept_bytes = 0
 
     @property
@@ -71,7 +84,8 @@ class Window:
     @property
     def kept_bytes(self) -> int:
         """Bytes of messages held in memory."""
-        return self._kept_bytes + (self._left.nbytes if self._left is not None else 0)
+        left = 0 if self._left is None else self._left.num_rows
+        return self._kept_bytes + left * self._row_bytes
 
     async def close(self) -> None:
         """Let go of everything that is held."""
@@ -117,13 +131,15 @@ class Window:
         self._left, self._at = None, begin
         stream = self._stream
         try:
-            return await anext(stream)
+            batch = await anext(stream)
         except StopAsyncIteration:
             self._stream = None
             return None
         except BaseException:
             self._stream = None
             raise
+        self._row_bytes = row_bytes(batch)
+        return batch
 
     def _keys(self, batch: pa.RecordBatch, order: Order) -> list[int | None]:
         column = batch.column(names.TW_KEY)
@@ -136,24 +152,25 @@ class Window:
     def _keep(self, base: int, batch: pa.RecordBatch, done: int) -> None:
         """Keep a batch; let go of those that are acknowledged (below `done`) or too much."""
         self._bases.append(base)
-        self._kept.append(batch)
-        self._kept_bytes += batch.nbytes
+        self._kept.append((batch, self._row_bytes))
+        self._kept_bytes += batch.num_rows * self._row_bytes
         while len(self._kept) > 1 and (
-            self._kept_bytes > KEPT_BYTES_MAX or self._bases[0] + self._kept[0].num_rows <= done
+            self._kept_bytes > KEPT_BYTES_MAX or self._bases[0] + self._kept[0][0].num_rows <= done
         ):
             del self._bases[0]
-            self._kept_bytes -= self._kept.pop(0).nbytes
+            oldest, size = self._kept.pop(0)
+            self._kept_bytes -= oldest.num_rows * size
 
     async def payloads(self, leases: Sequence[Leased]) -> AsyncGenerator[Piece, None]:
         """Yield the messages of deliveries, which are sorted by offset."""
         at = 0
         while at < len(leases):
             i = bisect_right(self._bases, leases[at].offset) - 1
-            if i >= 0 and leases[at].offset < self._bases[i] + self._kept[i].num_rows:
-                count = _count_below(leases, at, self._bases[i] + self._kept[i].num_rows)
-                here = list(leases[at : at + count])
-                yield _pick(self._kept[i], self._bases[i], here), here
-                at += count
+            if i >= 0 and leases[at].offset < self._bases[i] + self._kept[i][0].num_rows:
+                (batch, size), base = self._kept[i], self._bases[i]
+                here = list(leases[at : at + _count_below(leases, at, base + batch.num_rows)])
+                yield Piece(_pick(batch, base, here), here, size)
+                at += len(here)
                 continue
             upto = self._bases[i + 1] if i + 1 < len(self._bases) else _STREAM_ROWS
             run = _near(leases, at, upto)
@@ -170,10 +187,16 @@ class Window:
                 count = _count_below(run, at, base + batch.num_rows)
                 if count:
                     here = run[at : at + count]
-                    yield _pick(batch, base, here), here
+                    yield Piece(_pick(batch, base, here), here, row_bytes(batch))
                     at += count
         if at < len(run):
             raise Corrupt("MessageMissing", f"offset {run[at].offset} cannot be read again")
+
+
+def row_bytes(batch: pa.RecordBatch) -> int:
+    """Return about what one row takes, at least: a slice counts as all that it is cut from."""
+    size: int = batch.get_total_buffer_size()
+    return max(size // int(batch.num_rows), 1)
 
 
 def _count_below(leases: Sequence[Leased], at: int, end: int) -> int:
