@@ -21,6 +21,7 @@ from bench.scenarios import (
     bulk,
     catchup,
     commits,
+    doors,
     fanout,
     flight,
     idle,
@@ -35,7 +36,9 @@ SCENARIOS: Final[dict[str, Callable[[Stage], Result]]] = {
     "live": live.run,
     "fanout": fanout.run,
     "flight": flight.run,
+    "sockets": doors.sockets,
     "bulk": bulk.run,
+    "doput": doors.arrow_flight,
     "table": table.run,
     "acks-and-commits": commits.acks_while_committing,
     "commits": commits.cost_of_many,
@@ -65,7 +68,7 @@ def main() -> int:
     raw: dict[str, Any] = {}
     with Stage(plan, args.out, keep=args.keep) as stage:
         for name in names:
-            if name in {"bulk", "table", "commits"}:
+            if name in {"bulk", "doput", "table", "commits"}:
                 stage.tidewater.settle()
             result = SCENARIOS[name](stage)
             lines += result.lines

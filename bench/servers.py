@@ -26,6 +26,8 @@ class Tidewater:
     process: subprocess.Popen[bytes]
     url: str
     data: Path
+    flight: str
+    """`host:port` of Arrow Flight."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -88,13 +90,17 @@ def start_tidewater(
     folder.mkdir(parents=True)
     port = processes.free_port()
     command = [sys.executable, "-m", "tidewater.cli.main", "dev", "--data", str(folder / "data")]
-    command += ["--listen", f"127.0.0.1:{port}"]
+    flight_port = processes.free_port()
+    command += ["--listen", f"127.0.0.1:{port}", "--flight", str(flight_port)]
     for kind, specs in (("Topic", topics), ("Subscription", subscriptions or {})):
         if specs:
             (folder / f"{kind}.yaml").write_text(manifest(kind, specs))
             command += ["-f", str(folder / f"{kind}.yaml")]
     log = folder / "tidewater.log"
-    server = Tidewater(processes.start(command, log), f"http://127.0.0.1:{port}", folder / "data")
+    server = Tidewater(
+        processes.start(command, log), f"http://127.0.0.1:{port}", folder / "data",
+        f"127.0.0.1:{flight_port}",
+    )  # fmt: skip
     deadline = time.monotonic() + ready_s
     with Client(server.url, timeout_s=5) as client:
         while True:

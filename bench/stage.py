@@ -35,7 +35,9 @@ TOPICS: Final[dict[str, dict[str, object]]] = {
     "ack": {"partitions": 1},
     "ack-quiet": {"partitions": 1, "writer": _LATER, "freshness": "1h"},
     "flight": {"partitions": 1},
+    "sockets": {"partitions": 1},
     "bulk": {"partitions": 1},
+    "doput": {"partitions": 1},
     "paced": {"partitions": 1},
     "flood": {"partitions": 1},
     "beside-quiet": {"partitions": 1, "writer": _LATER, "freshness": "1h"},
@@ -134,6 +136,15 @@ class Stage:
         """A reader of the tables, past the worker."""
         data = self.tidewater.data
         return self.driver("table_reader", str(self.tidewater.catalog), f"file://{data}/warehouse")
+
+    @property
+    def sockets(self) -> Driver:
+        """A bare client of Tidewater's WebSockets."""
+        return self.driver("sockets", self.tidewater.url)
+
+    def arrow_flight(self, role: str) -> Driver:
+        """Return a client of Flight, or the server that keeps nothing."""
+        return self.driver("arrow_flight", name=f"flight {role}")
 
     @property
     def nats_producer(self) -> Driver:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bench import driver
-from bench.sockets import masked_text
+from bench.drivers.sockets import masked_text
 
 MARK: Final = b'"offset":'
 """Stands once in every message, and in nothing else that a reader gets after its beginning."""

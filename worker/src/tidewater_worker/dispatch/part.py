@@ -14,7 +14,7 @@ from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.cursor import Progress, encode_failures, encode_ranges
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
-from tidewater_worker.dispatch.window import Piece, Window
+from tidewater_worker.dispatch.window import FETCH_ROWS_MIN, Piece, Window
 from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
 
@@ -178,7 +178,8 @@ class Part:
             if not await self._fetch(left, bool(leases)):
                 return
             scanned += delivery.fetched - before
-            await asyncio.sleep(0)
+            if scanned >= FETCH_ROWS_MIN:
+                await asyncio.sleep(0)
 
     async def _fetch(self, left: int, has_some: bool) -> bool:
         """Fetch, or wait for a fetch that is under way.
@@ -186,6 +187,9 @@ class Part:
         It goes on when the consumer that asked for it is gone: one that waits at several owners
         and is served by the quickest would else begin a slow read again and again.
         """
+        if self._fetching is None and not self.lock.locked() and self.window.is_live(self.delivery):
+            async with self.lock:
+                return await self.window.fetch(self.delivery, left)
         if self._fetching is None:
             self._fetching = asyncio.create_task(self._fetch_once(left))
             self._fetching.add_done_callback(self._fetched)

@@ -94,6 +94,11 @@ class Window:
         if stream is not None:
             await stream.aclose()
 
+    def is_live(self, delivery: Delivery) -> bool:
+        """Tell whether the next messages are in memory, so that a fetch waits for nothing."""
+        appender = self._partition.appender
+        return appender is not None and delivery.fetch_at >= appender.tail.start
+
     async def fetch(self, delivery: Delivery, want: int) -> bool:
         """Offer the next messages, if there are any and there is room; tell whether.
 

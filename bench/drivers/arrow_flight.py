@@ -1,14 +1,10 @@
-"""What one worker takes and gives over Arrow Flight.
+"""A client of Arrow Flight, and a server of it that throws everything away.
 
-    tidewater dev --flight 8081
-    python -m bench.flights put --address 127.0.0.1:8081 --topic default/quickstart
-    python -m bench.flights get --address 127.0.0.1:8081 --topic default/quickstart
-
-`put` counts rows whose batch was acknowledged as durable; `get` reads a partition from its first
-kept message to its end and checks that every offset came once.
+`put` counts rows whose batch was acknowledged (by Tidewater: as durable); `get` reads a partition
+from its first kept message to its end and checks that every offset came once. The server is the
+floor: what Flight itself takes from the same client, in the same language, with an ack a batch.
 """
 
-import argparse
 import json
 import threading
 import time
@@ -17,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
+
+from bench import driver
 
 IN_FLIGHT = 256
 
@@ -68,14 +66,13 @@ def put(address: str, topic: str, rows: int, size: int, seconds: float) -> dict[
     }
 
 
-def get(address: str, topic: str, partition: int, ticket: str | None) -> dict[str, Any]:
-    """Read a partition; return the rate."""
+def get(address: str, topic: str) -> dict[str, Any]:
+    """Read the first partition; return the rate."""
     client = flight.connect(f"grpc://{address}")
-    text = ticket or f"{topic}@{partition}:"
     started = time.perf_counter()
     rows = nbytes = 0
     following: int | None = None
-    for chunk in client.do_get(flight.Ticket(text.encode())):
+    for chunk in client.do_get(flight.Ticket(f"{topic}@0:".encode())):
         offsets = chunk.data.column("tw_offset").to_numpy()
         assert following in (None, offsets[0]), f"{offsets[0]} follows where {following} should"
         assert (np.diff(offsets) == 1).all(), "offsets are not contiguous"
@@ -86,25 +83,31 @@ def get(address: str, topic: str, partition: int, ticket: str | None) -> dict[st
     return {"rows_per_s": round(rows / elapsed), "rows": rows, "mb_per_s": nbytes / elapsed / 1e6}
 
 
+class Void(flight.FlightServerBase):  # type: ignore[misc]
+    """Acknowledges every batch and keeps none."""
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Read to the end."""
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            said = b'{"acks":[{"partition":0,"offset":0,"count":%d}]}' % chunk.data.num_rows
+            writer.write(pa.py_buffer(said))
+
+
 def main() -> None:
-    """Measure and print a line a round."""
-    parser = argparse.ArgumentParser(description="Measure Arrow Flight.")
-    parser.add_argument("what", choices=["put", "get"])
-    parser.add_argument("--address", default="127.0.0.1:8081")
-    parser.add_argument("--topic", default="default/quickstart")
-    parser.add_argument("--partition", type=int, default=0)
-    parser.add_argument("--ticket", help="instead of all of the partition")
-    parser.add_argument("--rows", type=int, default=1000, help="rows of a batch")
-    parser.add_argument("--size", type=int, default=100, help="bytes of a message's value")
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    for _ in range(args.rounds):
-        if args.what == "put":
-            measured = put(args.address, args.topic, args.rows, args.size, args.seconds)
-        else:
-            measured = get(args.address, args.topic, args.partition, args.ticket)
-        print(json.dumps(measured))
+    """Serve."""
+    servers: list[Void] = []
+
+    def void() -> dict[str, Any]:
+        """Start the server of this process; the same one again."""
+        if not servers:
+            servers.append(Void("grpc://127.0.0.1:0"))
+        return {"address": f"127.0.0.1:{servers[0].port}"}
+
+    driver.serve({"put": put, "get": get, "void": void})
 
 
 if __name__ == "__main__":

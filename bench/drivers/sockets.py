@@ -1,12 +1,9 @@
 """What one worker takes over WebSockets: many small messages in flight, each durable when acked.
 
-    python -m bench.sockets --address 127.0.0.1:8080 --topic default/quickstart
-
 The client does as little as a client can: its frames are masked and laid out before the clock
 starts, and an acknowledgement is counted, not decoded. Every id must come back once.
 """
 
-import argparse
 import base64
 import json
 import os
@@ -15,7 +12,10 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from bench import driver
 
 FRAMES: Final = 4096
 """Frames that are prepared for each socket, and sent again and again."""
@@ -130,26 +130,21 @@ def run(peers: list[Peer], depth: int, seconds: float) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Measure some rounds and print one line each."""
-    parser = argparse.ArgumentParser(description="Measure producing over WebSockets.")
-    parser.add_argument("--address", default="127.0.0.1:8080")
-    parser.add_argument("--topic", default="default/quickstart")
-    parser.add_argument("--sockets", type=int, default=8)
-    parser.add_argument("--depth", type=int, default=8, help="messages in flight on each socket")
-    parser.add_argument("--size", type=int, default=100, help="bytes of a message's value")
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    peers = [connect(args.address, args.topic, args.size, i) for i in range(args.sockets)]
-    run(peers, args.depth, 0.5)  # warm
-    rates = []
-    for _ in range(args.rounds):
-        measured = run(peers, args.depth, args.seconds)
-        rates.append(measured["msg_per_s"])
-        print(json.dumps(measured))
-    print(json.dumps({"msg_per_s_median": sorted(rates)[len(rates) // 2], "best": max(rates)}))
+def main(url: str) -> None:
+    """Serve."""
+    address = urlsplit(url).netloc
+
+    def produce(topic: str, sockets: int, depth: int, size: int, seconds: float) -> dict[str, Any]:
+        """Open sockets, keep messages in flight on all of them, close them."""
+        peers = [connect(address, topic, size, number) for number in range(sockets)]
+        run(peers, depth, seconds / 4)  # warm
+        found = run(peers, depth, seconds)
+        for peer in peers:
+            peer.sock.close()
+        return found
+
+    driver.serve({"produce": produce})
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
