@@ -129,6 +129,7 @@ def begin(cluster: Cluster) -> list[Producer]:
 
 def wait_all_land(cluster: Cluster, producers: list[Producer]) -> None:
     """Wait until rows that are acknowledged from now on are in the table."""
+    wait_until(lambda: all(each.acked for each in producers), 90, "everybody to have sent", 0.1)
     ends = {p: producer.acked[-1].ranges[0] for p, producer in enumerate(producers)}
 
     def landed() -> bool:

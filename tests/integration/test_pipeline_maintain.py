@@ -15,7 +15,7 @@ import pytest
 from tidewater_testing.parts.worker import Worker, topic_manifest
 from tidewater_testing.process import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
 
 QUICK = {
     "partitions": 2,
@@ -58,7 +58,12 @@ def start(worker: Worker, left: Path, *words: str) -> "subprocess.Popen[str]":
 
 def finish(process: "subprocess.Popen[str]", left: Path, code: int) -> dict[str, Any]:
     """Wait for the end and return the last message."""
-    out, err = process.communicate(timeout=120)
+    with process:
+        try:
+            out, err = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     assert process.returncode == code, err
     assert json.loads(left.read_text()) == json.loads(out)
     (topic,) = json.loads(out)["topics"]

@@ -178,8 +178,8 @@ class Part:
             if not await self._fetch(left, bool(leases)):
                 return
             scanned += delivery.fetched - before
-            if scanned >= FETCH_ROWS_MIN:
-                await asyncio.sleep(0)
+            if scanned >= FETCH_ROWS_MIN or delivery.fetched == before:
+                await asyncio.sleep(0)  # others have their turn, and a fetch that is over its end
 
     async def _fetch(self, left: int, has_some: bool) -> bool:
         """Fetch, or wait for a fetch that is under way.
@@ -187,13 +187,14 @@ class Part:
         It goes on when the consumer that asked for it is gone: one that waits at several owners
         and is served by the quickest would else begin a slow read again and again.
         """
-        if self._fetching is None and not self.lock.locked() and self.window.is_live(self.delivery):
-            async with self.lock:
-                return await self.window.fetch(self.delivery, left)
-        if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch_once(left))
-            self._fetching.add_done_callback(self._fetched)
+        # One that is over may not have been cleared away yet: nobody must wait for it again.
+        is_idle = self._fetching is None or self._fetching.done()
         try:
+            if is_idle and not self.lock.locked() and self.window.is_live(self.delivery):
+                return await self._fetch_once(left)
+            if self._fetching is None or is_idle:
+                self._fetching = asyncio.create_task(self._fetch_once(left))
+                self._fetching.add_done_callback(self._fetched)
             return await asyncio.shield(self._fetching)
         except TidewaterError:
             if has_some:
@@ -205,7 +206,8 @@ class Part:
             return await self.window.fetch(self.delivery, want)
 
     def _fetched(self, task: "asyncio.Task[bool]") -> None:
-        self._fetching = None
+        if self._fetching is task:
+            self._fetching = None
         if not task.cancelled():
             task.exception()  # whoever waits is told; if nobody does, the next one is
 
