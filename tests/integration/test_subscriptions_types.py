@@ -169,8 +169,10 @@ class Story:
     """(partition, offset) → when the ack was answered."""
     maybe: set[tuple[int, int]] = field(default_factory=set)
     """Acknowledged, but no answer came."""
-    order: dict[Any, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Group → offsets in the order of their acknowledgement."""
+    order: dict[Any, dict[int, tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """Group → offset → when its first ack was sent, and when it was answered."""
     faults: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -184,11 +186,31 @@ class Story:
         if at is not None and at < asked_at:
             self.faults.append(f"G4: {self.kind} {message} came {asked_at - at} s after its ack")
 
-    def done(self, message: dict[str, Any]) -> None:
+    def done(self, message: dict[str, Any], sent_at: float) -> None:
+        """Note an ack. A late one, of a message that somebody else has done since, is the second.
+
+        Threads may be slow to come here: acks are out of order only if the later message's was
+        answered before the earlier one's was sent.
+        """
         with self.lock:
-            self.acked[message["partition"], message["offset"]] = time.monotonic()
+            answered_at = time.monotonic()
+            self.acked[message["partition"], message["offset"]] = answered_at
             if self.kind != "Shared":
-                self.order[self.group(message)].append(message["offset"])
+                times = self.order[self.group(message)]
+                known = times.get(message["offset"], (sent_at, answered_at))
+                times[message["offset"]] = (min(sent_at, known[0]), min(answered_at, known[1]))
+
+    def out_of_order(self) -> list[str]:
+        """Return which messages were done after ones that come behind them."""
+        found = []
+        for group, times in self.order.items():
+            soonest = float("inf")
+            for offset in sorted(times, reverse=True):
+                sent_at, answered_at = times[offset]
+                if soonest < sent_at:
+                    found.append(f"G4: {self.kind} {group}: offset {offset} is out of order")
+                soonest = min(soonest, answered_at)
+        return found
 
 
 class Life(threading.Thread):
@@ -232,19 +254,21 @@ class Life(threading.Thread):
             if chance < 0.09:
                 consumer.nack([message])
                 spoilt.add(group)
-            elif self.ack(consumer, message):
-                self.story.done(message)
-            else:
+            elif not self.ack(consumer, message):
                 spoilt.add(group)
         return True
 
     def ack(self, consumer: Consumer, message: dict[str, Any]) -> bool:
+        sent_at = time.monotonic()
         try:
-            return bool(consumer.ack([message])["acked"])
+            if not consumer.ack([message])["acked"]:
+                return False
         except (OSError, http.client.HTTPException, AssertionError):
             # It may have been stored: then nobody gets the message again.
             self.story.maybe.add((message["partition"], message["offset"]))
             raise
+        self.story.done(message, sent_at)
+        return True
 
 
 @pytest.mark.slow
@@ -291,8 +315,7 @@ def test_churn_and_kills(tmp_path: Path) -> None:
             life.join(10)
         for story in stories:
             assert not story.faults, story.faults[:3]
-            for group, offsets in story.order.items():
-                assert offsets == sorted(set(offsets)), f"G4: {story.kind} {group} out of order"
+            assert not story.out_of_order(), story.out_of_order()[:3]
 
 
 def _produce(worker: Worker, messages: list[dict[str, str]], name: str) -> set[tuple[int, int]]:
