@@ -3,13 +3,15 @@
 A table of a topic's layout gets 1,000 small files, as a writer makes them: each with the next
 offsets of every partition. It is compacted by `tidewater-pipeline compact` and by a plain
 `rewrite_data_files`, as it comes (bin-pack) and with a sort, each from the same snapshot, in turns
-after a warm-up; before and after, queries are timed. What counts are rows per second per core.
+after a warm-up, each first as often as the others; before and after, queries are timed. What counts
+are rows per second per core.
 
     make bench-compact
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -35,6 +37,7 @@ PAYLOAD_BYTES: Final = 200
 TARGET: Final = ByteSize("128Mi")
 HOUR_AT_US: Final = 1_700_000_000_000_000 // HOUR_US * HOUR_US
 """An hour long closed."""
+RATES: Final = ("rows_per_s_per_core", "rows_per_cpu_s")
 QUERIES: Final = {
     "scan": "SELECT count(*), sum(length(value)) FROM {table}",
     "range": "SELECT count(*), max(value) FROM {table} WHERE tw_partition = 1 "
@@ -111,11 +114,12 @@ def query_ms(session: Session, table: TopicTable, rows: int) -> dict[str, float]
     return found
 
 
-def compare(session: Session, table: TopicTable, rows: int, rounds: int) -> dict[str, Any]:
+def compare(
+    session: Session, table: TopicTable, rows: int, rounds: int, warm: int
+) -> dict[str, Any]:
     """Run all three in turns, each from the same snapshot."""
     table.set_properties(compact.PROPERTIES)
     state = table.load()
-    before = {"files": table.size(state).files, "bytes": table.size(state).nbytes}
     ways: dict[str, Callable[[], None]] = {
         "plain bin-pack": lambda: plain(session, table, "binpack"),
         "plain sort": lambda: plain(session, table, "sort"),
@@ -124,25 +128,28 @@ def compare(session: Session, table: TopicTable, rows: int, rounds: int) -> dict
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     query_ms(session, table, rows)  # a JVM that has just started is slow at everything
     queries_before = query_ms(session, table, rows)
-    after: dict[str, int] = {}
     queries_after: dict[str, float] = {}
-    for number in range(rounds + 1):
-        for name, work in ways.items():
-            one = measured(work)
-            if number > 0:
+    sizes: list[int] = []
+    for number in range(warm + rounds):
+        names = list(ways)
+        names = names[number % len(names) :] + names[: number % len(names)]
+        for name in names:
+            one = measured(ways[name])
+            if number >= warm:
                 runs[name].append(one)
-            if name == "tidewater" and number == rounds:
-                size = table.size(table.load())
-                after = {"files": size.files, "bytes": size.nbytes}
+            if name == "tidewater" and number == warm + rounds - 1:
+                sizes = sorted(file.nbytes for file in table.files(table.load()))
                 queries_after = query_ms(session, table, rows)
             session.sql(
                 f"CALL {session.procedure('rollback_to_snapshot')}('{table.name}', "
                 f"{state.snapshot_id})"
             )
+    before = {"files": state.size.files, "bytes": state.size.nbytes}
     return {
         "rows": rows,
+        "load": [round(each, 1) for each in os.getloadavg()],
         "before": {**before, "query_ms": queries_before},
-        "after": {**after, "query_ms": queries_after},
+        "after": {"files": len(sizes), "file_bytes": sizes, "query_ms": queries_after},
         "runs": runs,
     }
 
@@ -159,9 +166,9 @@ def summarise(raw: dict[str, Any], cores: int) -> dict[str, Any]:
             "rows_per_s_per_core": round(raw["rows"] / seconds / cores),
             "rows_per_cpu_s": round(raw["rows"] / cpu),
         }
-    own = rates["tidewater"]["rows_per_s_per_core"]
+    own = rates["tidewater"]
     ratios = {
-        f"to {name}": round(own / rate["rows_per_s_per_core"], 2)
+        f"to {name}": {key: round(own[key] / rate[key], 2) for key in RATES}
         for name, rate in rates.items()
         if name != "tidewater"
     }
@@ -174,6 +181,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=2000, help="of each file")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--cores", type=int, default=psutil.cpu_count() or 1)
     parser.add_argument("--out", type=Path, help="write the JSON here, too")
     args = parser.parse_args()
@@ -183,7 +191,7 @@ def main() -> int:
         with Session(embedded(data).catalog, spark, Progress()) as session:
             table = session.table(TOPIC)
             make_table(session, table, args.files, args.rows)
-            raw = compare(session, table, args.files * args.rows, args.rounds)
+            raw = compare(session, table, args.files * args.rows, args.rounds, args.warm)
     whole = {"cores": args.cores, **summarise(raw, args.cores), **raw}
     text = json.dumps(whole, indent=1)
     print(text)

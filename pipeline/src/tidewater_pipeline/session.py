@@ -217,32 +217,37 @@ class TopicTable:
 
     def load(self) -> TableState:
         """Read one version of the metadata."""
-        table = self.java()
+        return self._state(self.java())
+
+    def _state(self, table: Any) -> TableState:
         with named_errors(f"read {self.name}"):
             current = table.currentSnapshot()
+            snapshots = tuple(
+                SnapshotInfo(int(s.snapshotId()), int(s.timestampMillis()))
+                for s in table.snapshots()
+            )
             return TableState(
                 identifier=self.identifier,
                 location=str(table.location()),
                 snapshot_id=None if current is None else int(current.snapshotId()),
                 properties={str(k): str(v) for k, v in dict(table.properties()).items()},
                 time_unit=_time_unit(table),
-                snapshots=tuple(
-                    SnapshotInfo(int(s.snapshotId()), int(s.timestampMillis()))
-                    for s in table.snapshots()
-                ),
+                snapshots=snapshots,
                 refs={str(k): int(v.snapshotId()) for k, v in dict(table.refs()).items()},
                 sort_order=_sort_order(table),
+                time_id=_time_id(table),
+                size=_size(table, current, len(snapshots)),
             )
 
     def files(self, state: TableState) -> list[FileInfo]:
         """List the data files of the state's snapshot, from its manifests."""
-        time_id = int(self.java().schema().findField(TW_TIME).fieldId())
         # The bounds as they are stored: to make all columns readable takes longer than to plan.
         rows = self._metadata(
             state,
             "files",
             "file_path, CAST(partition AS STRING) AS grp, file_size_in_bytes AS nbytes, "
-            f"record_count AS n, lower_bounds[{time_id}] AS low, upper_bounds[{time_id}] AS high",
+            f"record_count AS n, lower_bounds[{state.time_id}] AS low, "
+            f"upper_bounds[{state.time_id}] AS high",
             "content = 0",
         )
         return [
@@ -253,33 +258,17 @@ class TopicTable:
             for row in rows
         ]  # fmt: skip
 
-    def size(self, state: TableState) -> Size:
-        """Count what a report compares: from the snapshot's own summary, which is at hand."""
-        if state.snapshot_id is None:
-            return Size(snapshots=len(state.snapshots))
-        table = self.java()
-        with named_errors(f"read {self.name}"):
-            snapshot = table.snapshot(state.snapshot_id)
-            if snapshot is None:
-                raise ConflictError("SnapshotExpired", f"{self.name}: another expired it meanwhile")
-            summary = {str(k): str(v) for k, v in dict(snapshot.summary()).items()}
-            manifests = int(snapshot.allManifests(table.io()).size())
-        return Size(
-            files=int(summary.get("total-data-files", 0)),
-            nbytes=int(summary.get("total-files-size", 0)),
-            rows=int(summary.get("total-records", 0)),
-            snapshots=len(state.snapshots),
-            manifests=manifests,
-        )
-
-    def settle(self, since: TableState) -> None:
+    def settle(self, since: TableState) -> TableState:
         """Bring what Spark has committed since to the disk: it does not sync its files.
 
-        Object stores need no such thing. The writer has synced its own.
+        Object stores need no such thing. The writer has synced its own. Returns what is there now.
         """
-        if not since.is_local:
-            return
         table = self.java()
+        if since.is_local:
+            self._sync_since(table, since)
+        return self._state(table)
+
+    def _sync_since(self, table: Any, since: TableState) -> None:
         known = {each.snapshot_id for each in since.snapshots}
         paths: list[str] = []
         with named_errors(f"read {self.name}"):
@@ -350,6 +339,20 @@ def stored_long(data: bytes | None) -> int:
     return int.from_bytes(data, "little", signed=True) if data else 0
 
 
+def _size(table: Any, snapshot: Any, snapshots: int) -> Size:
+    """Count what a report compares: from the snapshot's own summary, which is at hand."""
+    if snapshot is None:
+        return Size(snapshots=snapshots)
+    summary = {str(k): str(v) for k, v in dict(snapshot.summary()).items()}
+    return Size(
+        files=int(summary.get("total-data-files", 0)),
+        nbytes=int(summary.get("total-files-size", 0)),
+        rows=int(summary.get("total-records", 0)),
+        snapshots=snapshots,
+        manifests=int(snapshot.allManifests(table.io()).size()),
+    )
+
+
 def _written(table: Any, snapshot: Any) -> list[str]:
     """Name the files that a snapshot has added: data, manifests, their list."""
     paths = [str(snapshot.manifestListLocation())]
@@ -383,6 +386,12 @@ def _sort_order(table: Any) -> tuple[str, ...]:
     if any(str(f.direction()).lower() != "asc" or str(f.transform()) != "identity" for f in fields):
         return ()
     return tuple(str(schema.findColumnName(f.sourceId())) for f in fields)
+
+
+def _time_id(table: Any) -> int:
+    """Return the field id of `tw_time`; 0 for a table that has none."""
+    found = table.schema().findField(TW_TIME)
+    return 0 if found is None else int(found.fieldId())
 
 
 def _time_unit(table: Any) -> str | None:

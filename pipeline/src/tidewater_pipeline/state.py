@@ -34,6 +34,27 @@ class SnapshotInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """How large a table is: what a report compares."""
+
+    files: int = 0
+    nbytes: int = 0
+    rows: int = 0
+    snapshots: int = 0
+    manifests: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return the numbers for a report."""
+        return {
+            "files": self.files,
+            "bytes": self.nbytes,
+            "rows": self.rows,
+            "snapshots": self.snapshots,
+            "manifests": self.manifests,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class TableState:
     """One version of a table's metadata."""
 
@@ -48,6 +69,10 @@ class TableState:
     """Branches and tags: name to snapshot."""
     sort_order: tuple[str, ...] = ()
     """The columns by which the table says that its files are sorted, all ascending."""
+    time_id: int = 0
+    """The field id of `tw_time`, by which manifests store its bounds."""
+    size: Size = Size()
+    """Of the snapshot: what a report compares."""
 
     @property
     def is_local(self) -> bool:
@@ -69,27 +94,6 @@ class TableState:
     def gaps(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """Partition to the offsets [start, end) that a person gave up with a volume."""
         return parse_gaps(self.properties)
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How large a table is: what a report compares."""
-
-    files: int = 0
-    nbytes: int = 0
-    rows: int = 0
-    snapshots: int = 0
-    manifests: int = 0
-
-    def to_json(self) -> dict[str, int]:
-        """Return the numbers for a report."""
-        return {
-            "files": self.files,
-            "bytes": self.nbytes,
-            "rows": self.rows,
-            "snapshots": self.snapshots,
-            "manifests": self.manifests,
-        }
 
 
 def parse_frontiers(properties: Mapping[str, str]) -> dict[int, int]:

@@ -131,7 +131,7 @@ def maintain(run: Run, topic: TopicName) -> TopicResult:
         table = run.session.table(topic, name)
         options = upkeep_options(run.args)
         plan = plan_upkeep(options, known)
-        sizes.append(table.size(table.load()))
+        sizes.append(table.load().size)
         for step in STEPS:
             if step in options.skip:
                 continue
@@ -139,7 +139,7 @@ def maintain(run: Run, topic: TopicName) -> TopicResult:
             steps.append(report)
             if report.outcome is Outcome.FAILED:
                 break
-        sizes.append(table.size(table.load()))
+        sizes.append(table.load().size)
         judged = verdict(steps)
     except TidewaterError as error:
         said = failure("maintain", str(topic), error)

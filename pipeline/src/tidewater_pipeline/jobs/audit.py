@@ -261,7 +261,7 @@ FROM neighbours GROUP BY p, c"""  # noqa: S608 - names are quoted
 def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
     """Audit one version of a table: rows and frontiers of the same metadata."""
     state = table.load()
-    size = table.size(state)
+    size = state.size
     report = Report("audit", str(table.topic), before=size, after=size)
     chunks: list[Chunk] = []
     if state.snapshot_id is not None:

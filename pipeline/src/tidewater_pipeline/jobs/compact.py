@@ -151,7 +151,7 @@ def rewrite_call(
 def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
     """Rewrite what the plan names."""
     state = table.load()
-    report = Report("compact", str(table.topic), before=table.size(state))
+    report = Report("compact", str(table.topic), before=state.size)
     target = options.target or ByteSize(
         state.properties.get("write.target-file-size-bytes", str(128 * 1024**2))
     )
@@ -173,9 +173,8 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
             f"(range {number} of {len(ranges)})"
         )
         done.append(_rewrite(session, table, chosen, int(target), state.sort_order))
-    table.settle(state)
+    report.after = table.settle(state).size
     report.details = {"ranges": done}
-    report.after = table.size(table.load())
     failed = sum(each["failed_files"] for each in done)
     if failed:
         report.outcome = Outcome.CONFLICT

@@ -53,7 +53,7 @@ def plan_expire(state: TableState, options: ExpireOptions, now_ms: int) -> list[
 def run(session: Session, table: TopicTable, options: ExpireOptions) -> Report:
     """Expire what the plan names."""
     state = table.load()
-    report = Report("expire", str(table.topic), before=table.size(state))
+    report = Report("expire", str(table.topic), before=state.size)
     chosen = plan_expire(state, options, session.clock.now_us() // 1000)
     removed: dict[str, int] = {}
     session.sync(state)  # what replaced the files must be on the disk before they go
@@ -69,7 +69,7 @@ def run(session: Session, table: TopicTable, options: ExpireOptions) -> Report:
             removed[name] = removed.get(name, 0) + int(count or 0)
     if not chosen:
         report.outcome = Outcome.NOTHING
-    report.after = table.size(table.load())
+    report.after = table.load().size
     there = {each.snapshot_id for each in state.snapshots}
     pinned = there & (options.pins | pins(options.cursors, state.frontiers))
     report.details = {

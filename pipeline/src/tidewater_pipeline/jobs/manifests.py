@@ -25,7 +25,7 @@ class ManifestOptions:
 def run(session: Session, table: TopicTable, options: ManifestOptions) -> Report:
     """Rewrite the manifests if there are many."""
     state = table.load()
-    before = table.size(state)
+    before = state.size
     report = Report("manifests", str(table.topic), before=before, after=before)
     if before.manifests < options.manifests_min:
         report.outcome = Outcome.NOTHING
@@ -44,5 +44,5 @@ def run(session: Session, table: TopicTable, options: ManifestOptions) -> Report
         report.outcome, report.message = Outcome.DONE, ""
         table.settle(state)
         break
-    report.after = table.size(table.load())
+    report.after = table.load().size
     return report

@@ -65,7 +65,7 @@ def list_local(location: str, older_us: int) -> list[str]:
 def run(session: Session, table: TopicTable, options: OrphanOptions) -> Report:
     """Look, and with `delete` look again and remove."""
     state = table.load()
-    report = Report("orphans", str(table.topic), before=table.size(state))
+    report = Report("orphans", str(table.topic), before=state.size)
     older_us = session.clock.now_us() - options.grace.ms * 1000
     session.progress.say(f"{table.topic}: looking for files that nothing names")
     found = _look(session, table, state, options, older_us)
@@ -77,7 +77,7 @@ def run(session: Session, table: TopicTable, options: OrphanOptions) -> Report:
         removed = plan_orphans(found, _look(session, table, state, options, older_us))
         session.sync(state)
         _remove(session, table, removed)
-    report.after = table.size(table.load())
+    report.after = table.load().size
     report.outcome = Outcome.DONE if found else Outcome.NOTHING
     report.details = {
         "found": len(found),

@@ -61,7 +61,7 @@ def plan_replay(options: ReplayOptions, source: str, same_partitions: bool) -> t
 def run(session: Session, table: TopicTable, options: ReplayOptions) -> Report:
     """Send the rows, one task a partition."""
     state = table.load()
-    size = table.size(state)
+    size = state.size
     report = Report("replay", str(table.topic), before=size, after=size)
     sender = Sender(Target(options.url, str(options.to)))
     same = sender.partitions() == len(state.frontiers)

@@ -77,7 +77,7 @@ def plan_retention(
 def run(session: Session, table: TopicTable, options: RetentionOptions) -> Report:
     """Raise the starts and remove the files; a rewrite in between means planning again."""
     state = table.load()
-    report = Report("retention", str(table.topic), before=table.size(state))
+    report = Report("retention", str(table.topic), before=state.size)
     cut = cutoff_us(session.clock.now_us(), options.keep, state.time_unit)
     starts: dict[int, int] = {}
     removed = 0
@@ -105,8 +105,7 @@ def run(session: Session, table: TopicTable, options: RetentionOptions) -> Repor
         report.outcome = Outcome.DONE if removed or starts else Outcome.NOTHING
         report.message = ""
         break
-    table.settle(state)
-    report.after = table.size(table.load())
+    report.after = table.settle(state).size
     report.details = {
         "before_time": from_us(cut).isoformat(),
         "starts": {str(p): n for p, n in sorted(starts.items())},
