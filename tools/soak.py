@@ -43,10 +43,13 @@ SPEC: Final = {
     # Spark's expiry removes files; the writer's own, which does not, comes much later.
     "maintenance": {"keepSnapshots": 300, "snapshotAge": "10m"},
 }
-KILLS: Final = ("jvm", "table", "edge", "driver")
+KILLS: Final = ("table", "jvm", "edge", "table", "driver", "edge")
+"""In turns. A driver serves many rounds: to start one costs more than a round."""
 ROUND_S_MAX: Final = 150.0
 WARM_S: Final = 15.0
 PROBES: Final = itertools.count()
+PAGE_PAUSE_S: Final = 0.1
+"""Readers pause after each page: without it two of them take both cores from Spark and worker."""
 QUIET_S: Final = 10.0
 """How long the reader of history pauses while CPU per commit is measured."""
 
@@ -62,7 +65,7 @@ class Upkeep:
         self.restarts = -1
 
     def ask(self, word: str) -> dict[str, Any] | None:
-        """Send one line and return the answer; None if the driver died meanwhile."""
+        """Send one line and return the answer; None if the driver died or failed meanwhile."""
         child = self._running()
         if child is None:
             return None
@@ -73,8 +76,10 @@ class Upkeep:
         except OSError:
             return None
         answer = self._line(child)
-        if answer is not None and "JVM is gone" in answer.get("error", ""):
-            self.end()
+        if answer is not None and "error" in answer:
+            if "JVM is gone" in answer["error"]:
+                self.end()
+            return None
         for report in (answer or {}).get("reports", []):
             name = f"{report['job']} {report['outcome']}"
             self.outcomes[name] = self.outcomes.get(name, 0) + 1
@@ -192,7 +197,7 @@ class Reader(threading.Thread):
             self.wrong.append(f"G3 One stream: {answer.status} {answer.body[:200]!r}")
             return None
         page: dict[str, Any] = answer.json()
-        time.sleep(0.02)
+        time.sleep(PAGE_PAUSE_S)
         return page
 
 
@@ -314,22 +319,13 @@ class Soak:
         while self.minute() < self.minutes:
             due = time.monotonic() + 60
             peak = self.table.sample()["files"]
-            # Somewhere in the time that Spark is at work; each kind in its turn.
-            what = KILLS[number % len(KILLS)]
-            killer = threading.Timer(took_s * (0.15 + 0.15 * (number % 5)), self.kill, (what,))
-            kills = len(self.kills)
-            if number > 0:
-                killer.start()
             began = time.monotonic()
-            answer = self.upkeep.ask(str(number))
-            if answer is not None and number > 0:
-                took_s = time.monotonic() - began
-            killer.cancel()
-            if number > 0 and len(self.kills) == kills:
-                self.kill(what)  # Spark was faster this time
+            answer = self._kept(number, took_s)
+            took_s = (answer or {}).get("seconds", took_s)
             sample = {
                 "minute": self.minute(),
                 "upkeep_s": round(time.monotonic() - began, 1),
+                "steps_s": (answer or {}).get("steps_s"),
                 "files_peak": peak,
                 **self.table.sample(),
                 **measure_commits(self.worker, self.table, self.history),
@@ -338,6 +334,20 @@ class Soak:
             say(f"{sample['minute']:5.1f} min: {json.dumps(sample)}")
             time.sleep(max(0.0, due - time.monotonic()))
             number += 1
+
+    def _kept(self, number: int, took_s: float) -> dict[str, Any] | None:
+        """Do a round of upkeep with a kill in it; one that was killed is begun anew at once."""
+        # Somewhere in the time that Spark is at work; where it was faster, the next round.
+        what = KILLS[len(self.kills) % len(KILLS)]
+        share = 0.15 + 0.15 * (number % 5)
+        killer = threading.Timer(took_s * share, self.kill, (what,))
+        if number > 0:
+            killer.start()
+        try:
+            answer = self.upkeep.ask(str(number))
+        finally:
+            killer.cancel()
+        return answer if answer is not None else self.upkeep.ask(str(number))
 
     def readers(self) -> list[Reader]:
         """Return all of them."""
