@@ -197,28 +197,36 @@ JOB = "/apis/batch/v1/namespaces/shop/jobs/tidewater-maintain-orders"
 TOPIC = "/apis/tidewater.dev/v1alpha1/namespaces/shop/topics/orders"
 
 
-async def test_a_spark_job_is_started_once_and_its_result_is_told(place: Place) -> None:
-    await served(place)
-    place.api.objects[TOPIC]["metadata"]["annotations"] = {"tidewater.dev/maintain": "now"}
-    table = TableReport(table="shop.orders", snapshot_id=1, files=7, debt_files=0)
+def tell(place: Place, **figures: Any) -> None:
+    """Have the worker report its table."""
+    table = TableReport(table="shop.orders", snapshot_id=1, **figures)
     place.answers.said = {
         "w": WorkerReport(worker="w", topics=(TopicReport(name="orders", table=table),))
     }
+
+
+def end_job(place: Place, condition: str, **words: Any) -> None:
+    """Do what Kubernetes does when the driver has left its last words."""
+    made = place.api.objects[JOB]
+    name = made["metadata"]["name"]
+    labelled = {**made["spec"]["template"]["metadata"]["labels"], "job-name": name}
+    over = {"state": {"terminated": {"message": json.dumps(words)}}}
+    pod = {"name": "driver", "namespace": "shop", "labels": labelled}
+    status = {"containerStatuses": [over]}
+    place.api.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": status})
+    made["status"] = {"conditions": [{"type": condition, "status": "True"}]}
+
+
+async def test_a_spark_job_is_started_once_and_its_result_is_told(place: Place) -> None:
+    await served(place)
+    place.api.objects[TOPIC]["metadata"]["annotations"] = {"tidewater.dev/maintain": "now"}
+    tell(place, files=7, debt_files=0)
     await place.run()
     await place.run()
     assert (await place.run()).is_busy
     made = place.api.objects[JOB]
     assert place.api.objects[TOPIC]["status"]["maintenance"]["running"] == made["metadata"]["name"]
-    words = {"ok": True, "topics": [{"topic": "shop/orders", "after": {"files": 2}}]}
-    over = {"state": {"terminated": {"message": json.dumps(words)}}}
-    labelled = {
-        **made["spec"]["template"]["metadata"]["labels"],
-        "job-name": made["metadata"]["name"],
-    }
-    pod = {"name": "driver", "namespace": "shop", "labels": labelled}
-    status = {"containerStatuses": [over]}
-    place.api.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": status})
-    made["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    end_job(place, "Complete", ok=True, topics=[{"topic": "shop/orders", "after": {"files": 2}}])
     await place.run()
     told = place.api.objects[TOPIC]["status"]["maintenance"]
     assert told["last"]["filesAfter"] == 2
@@ -233,6 +241,45 @@ async def test_a_spark_job_is_started_once_and_its_result_is_told(place: Place) 
     await place.run()  # the old one goes
     await place.run()
     assert place.api.objects[JOB]["metadata"]["uid"] != first
+
+
+async def test_never_two_jobs_on_one_table(place: Place) -> None:
+    """The job's name is the lease: the API server gives it once, whoever asks, however sick."""
+    await served(place)
+    tell(place, files=500, debt_files=500)
+    await place.run()
+    first = place.api.objects[JOB]["metadata"]["uid"]
+    place.api.objects[TOPIC]["metadata"]["annotations"] = {"tidewater.dev/maintain": "now"}
+    for _ in range(3):
+        await place.run()
+    # Another operator that knows nothing of it, as after a change of leaders.
+    place.memory = Memory()
+    place.api.objects[TOPIC]["status"]["maintenance"] = {}
+    await place.run()
+    jobs = [key for key in place.api.objects if "/jobs/" in key]
+    assert jobs == [JOB]
+    assert place.api.objects[JOB]["metadata"]["uid"] == first
+    assert place.api.objects[TOPIC]["status"]["maintenance"]["running"]
+
+
+async def test_what_cannot_be_mended_by_a_second_try_is_left_to_cool(place: Place) -> None:
+    await served(place)
+    tell(place, files=500, debt_files=500)
+    await place.run()
+    failed = place.api.objects[JOB]["metadata"]["uid"]
+    end_job(place, "Failed", ok=False, retry=False, message="out of memory", topics=[])
+    await place.run()
+    told = place.api.objects[TOPIC]["status"]["maintenance"]
+    assert (told["failures"], told["last"]["message"]) == (1, "out of memory")
+    for _ in range(3):
+        await place.run()
+    assert place.api.objects[JOB]["metadata"]["uid"] == failed, "as sick as before, and left alone"
+    past = "2026-01-01T00:00:00Z"  # an hour and more later
+    told = place.api.objects[TOPIC]["status"]["maintenance"]
+    told |= {"notBefore": past, "last": {**told["last"], "started": past}}
+    await place.run()  # the old one goes
+    await place.run()
+    assert place.api.objects[JOB]["metadata"]["uid"] != failed
 
 
 # ---- who leads
