@@ -1,5 +1,7 @@
 """Which files compact chooses: a table of cases, without Spark."""
 
+from dataclasses import replace
+
 import pytest
 
 from tidewater_core.units import Duration
@@ -69,6 +71,16 @@ def test_few_files_that_fill_a_target_are_taken() -> None:
 def test_adjacent_hours_are_one_range_and_good_ones_split_it() -> None:
     files = hour(900, [10] * 6) + hour(901, [10] * 6) + hour(902, [900]) + hour(903, [10] * 6)
     assert [r.files for r in plan(files)] == [12, 6]
+
+
+def test_a_table_without_time_partitions_is_closed_by_the_hour() -> None:
+    """As a whole it would always be in use."""
+    files = [replace(f, group="{}") for n in (900, 901, 1_000) for f in hour(n, [10] * 6)]
+    (chosen,) = plan_compact(
+        files, CompactOptions(), target_bytes=TARGET, now_us=NOW, time_unit=None
+    )
+    assert (chosen.files, chosen.time_low_us) == (12, 900 * HOUR_US)
+    assert chosen.time_high_us < 902 * HOUR_US
 
 
 def test_a_run_is_bounded() -> None:

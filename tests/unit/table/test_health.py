@@ -7,7 +7,7 @@ import pytest
 from table_bench import Bench
 from table_fakes import TIME_US, message_batch
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_worker.table.health import HealthIndex, Tally, debt, span_of, tally
+from tidewater_worker.table.health import LATENESS_US, HealthIndex, Tally, debt, span_of, tally
 from tidewater_worker.table.ranges import Bounds, FileRange, RangeIndex
 from tidewater_worker.table.view import view_of
 
@@ -33,7 +33,8 @@ def file(nbytes: int, hour: int) -> FileRange:
 )
 def test_debt(files: list[FileRange], now_hour: int, expected: tuple[int, int]) -> None:
     one = tally(files, TARGET, HOUR_US)
-    now_us = now_hour * HOUR_US + 1
+    now_us = now_hour * HOUR_US + LATENESS_US
+    assert debt([one], HOUR_US, now_hour * HOUR_US) == debt([one], HOUR_US, now_us - HOUR_US)
     assert debt([one], HOUR_US, now_us) == expected
     # Spread over manifests it is the same.
     parts = [tally([each], TARGET, HOUR_US) for each in files]

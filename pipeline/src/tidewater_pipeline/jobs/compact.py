@@ -75,7 +75,7 @@ def plan_compact(
     closed_us = period_start(now_us - options.lateness.ms * 1000, time_unit)
     groups: dict[str, list[FileInfo]] = {}
     for file in files:
-        groups.setdefault(file.group, []).append(file)
+        groups.setdefault(_group(file, time_unit), []).append(file)
     ordered = sorted(groups.values(), key=lambda group: min(f.time_low_us for f in group))
     ranges: list[Range] = []
     adjacent = False
@@ -94,6 +94,16 @@ def plan_compact(
             ranges.append(size)
         adjacent = True
     return ranges[:RANGES_MAX]
+
+
+def _group(file: FileInfo, time_unit: str | None) -> str:
+    """Name the files that are judged together.
+
+    A table that is not partitioned by time would never be closed as a whole: its hours are.
+    """
+    if time_unit is not None:
+        return file.group
+    return f"{file.group} {period_start(file.time_high_us, None)}"
 
 
 def _worthwhile(small: list[FileInfo], options: CompactOptions, target_bytes: int) -> bool:

@@ -22,6 +22,9 @@ TALLIES_MAX: Final = 50_000
 """Time spans of manifests that are remembered, over all tables."""
 MANIFESTS_READ_MAX: Final = 50
 """Manifests that one look reads; the rest of a large table waits for the next looks."""
+LATENESS_US: Final = 10 * 60 * 1_000_000
+"""A span closes this long after its end, as for compaction: a job that came sooner would find
+nothing to do."""
 _HOUR_US: Final = 3_600_000_000
 _SPANS_US: Final = {
     "hour": _HOUR_US,
@@ -66,7 +69,8 @@ def debt(tallies: Iterable[Tally], span_us: int, now_us: int) -> tuple[int, int]
         for span, (count, size) in (one.by_span or {}).items():
             files, nbytes = spans.get(span, (0, 0))
             spans[span] = (files + count, nbytes + size)
-    closed = [found for span, found in spans.items() if span < now_us // span_us and found[0] > 1]
+    open_span = (now_us - LATENESS_US) // span_us
+    closed = [found for span, found in spans.items() if span < open_span and found[0] > 1]
     return sum(files for files, _ in closed), sum(nbytes for _, nbytes in closed)
 
 
