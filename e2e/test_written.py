@@ -1,0 +1,149 @@
+"""What a run has written, looked after and audited by Spark. The last module: it reads them all."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from e2e import faults, guarantees, upkeep
+from e2e.history import flush, gather
+from e2e.kubectl import Kubectl, Object, wait_for
+from e2e.tenant import PARTITIONS, Tenant, forwarded, make_user, pool, topic, wait_ready
+from e2e.web import expect, post
+from tidewater_testing.evidence import load_table
+
+pytestmark = pytest.mark.timeout(600)
+JOB = "tidewater-maintain-orders"
+DRIVERS = f"--selector=job-name={JOB}"
+EXECUTORS = "--selector=spark-role=executor"
+SMALL_FILES = 120
+"""More than the 100 at which a table's health asks for a job."""
+UPKEEP = {
+    "schedule": "0 0 31 2 *",  # never: health alone can ask
+    "targetFileSize": "1Mi",
+    "spark": {
+        "executors": 1,
+        "executorMemory": "512Mi",
+        "driverMemory": "512Mi",
+        "localBelow": "0",
+    },
+}
+STEP_S_MAX = 240.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tenant whose tables the tests themselves may rewrite: they have no time partitions."""
+
+    tenant: Tenant
+    planted: str
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.tenant.kubectl
+
+    def pods(self, selector: str) -> list[Object]:
+        found: list[Object] = self.kubectl.get("pods", selector)["items"]
+        return found
+
+    def maintenance(self) -> Object:
+        status: Object = self.kubectl.get("topic/orders").get("status", {}).get("maintenance", {})
+        return status
+
+
+@pytest.fixture(scope="module")
+def place(namespace: Kubectl, catalog: dict[str, str]) -> Iterator[Place]:
+    """Make a pool and two topics: one for upkeep, one to be damaged."""
+    flat: Object = {"partitionBy": []}
+    orders = topic("orders", partitions=PARTITIONS, table=flat, maintenance=UPKEEP)
+    planted = topic("planted", partitions=1, table=flat)
+    namespace.apply([pool(1), orders, planted])
+    token = make_user(namespace, "tester")
+    wait_ready(namespace, "topic/orders", "topic/planted")
+    with forwarded(namespace, token) as door:
+        tenant = Tenant(namespace, door, f"{namespace.namespace}/orders", catalog)
+        yield Place(tenant, f"{namespace.namespace}/planted")
+
+
+def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> None:
+    """Small files alone start it; its driver dies in mid-rewrite; nothing is lost or left."""
+    tenant = place.tenant
+    with tenant.load("old-") as before:
+        before.wait_for_more(1_500, 60)
+    flush(tenant.door, tenant.topic)
+    upkeep.age(load_table(tenant.catalog, tenant.topic), hours=3, files=SMALL_FILES)
+    with tenant.load("new-") as traffic:
+        first = _driver_at_work(place)
+        faults.delete_pod(place.kubectl, first, grace=False)
+        wait_for(lambda: _is_over(place), STEP_S_MAX, "the second driver to end", interval_s=1.0)
+    job = place.kubectl.get("job", JOB)
+    assert job["metadata"]["annotations"]["tidewater.dev/trigger"] == "Health"
+    last = place.maintenance()["last"]
+    assert (last["trigger"], last["outcome"]) == ("Health", "Succeeded"), last
+    assert last["filesBefore"] >= SMALL_FILES > 100 > last["filesAfter"], last
+    assert "compact: done" in last["steps"], last
+    drivers = place.pods(DRIVERS)
+    assert [pod["status"]["phase"] for pod in drivers] == ["Succeeded"]
+    assert drivers[0]["metadata"]["name"] != first
+    wait_for(lambda: not place.pods(EXECUTORS), 60, "the executors to go")
+
+    flush(tenant.door, tenant.topic)
+    words = ["orphans", "--topic", tenant.topic, "--delete", "--grace", "1s", "--settle", "1s"]
+    report = upkeep.run_like(place.kubectl, job, "orphans", words)
+    table = load_table(tenant.catalog, tenant.topic)
+    assert upkeep.unnamed(table, tenant.catalog) == [], report
+    traffic.record.acked.extend(before.record.acked)
+    history = gather(tenant.door, tenant.topic, traffic.record, tenant.catalog, PARTITIONS)
+    guarantees.hold(history)
+
+
+def _driver_at_work(place: Place) -> str:
+    """Wait until a driver rewrites files with an executor, and return its pod's name."""
+    found: list[str] = []
+
+    def rewriting() -> bool:
+        for pod in place.pods(DRIVERS):
+            name = str(pod["metadata"]["name"])
+            if "rewriting" in place.kubectl("logs", name) and place.pods(EXECUTORS):
+                found.append(name)
+        return bool(found)
+
+    wait_for(rewriting, STEP_S_MAX, "a driver to rewrite files", interval_s=0.5)
+    return found[0]
+
+
+def _is_over(place: Place) -> bool:
+    conditions = place.kubectl.get("job", JOB)["status"].get("conditions", ())
+    failed = [each for each in conditions if each["type"] == "Failed"]
+    assert not failed, failed
+    return bool(place.maintenance().get("last"))
+
+
+def test_audit_of_everything_that_the_run_has_written(place: Place) -> None:
+    """No gap and no row twice in any table of the run; and what was planted is found."""
+    tenant = place.tenant
+    body = {"messages": [{"value": f"p{n}"} for n in range(100)]}
+    expect(post(tenant.door, f"/v1/{place.planted}/messages?partition=0", body))
+    flush(tenant.door, place.planted)
+    planted = load_table(tenant.catalog, place.planted)
+    doubled = planted.scan("tw_offset >= 10 and tw_offset <= 12").to_arrow()
+    planted.delete("(tw_offset >= 30 and tw_offset <= 40) or tw_offset = 77")
+    planted.append(doubled)
+
+    topics = sorted(name for name, _ in upkeep.topics_with_rows(tenant.catalog))
+    assert {tenant.topic, place.planted} <= set(topics)
+    words = ["audit", *(word for name in topics for word in ("--topic", name))]
+    job = place.kubectl.get("job", JOB)
+    reports = upkeep.run_like(place.kubectl, job, "audit", words)["reports"]
+    assert sorted(each["topic"] for each in reports) == topics
+    rows = sum(each.get("rows_read", 0) for each in reports)
+    print(f"\naudited {rows:,} rows of {len(topics)} tables: {', '.join(topics)}")
+    damaged = {each["topic"]: each for each in reports if each["outcome"] != "done"}
+    assert list(damaged) == [place.planted], json.dumps(damaged)
+    findings = damaged[place.planted]["findings"]
+    assert {(f["kind"], f["first"], f["last"]) for f in findings} == {
+        ("twice", 10, 12),
+        ("missing", 30, 40),
+        ("missing", 77, 77),
+    }
