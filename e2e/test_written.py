@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,7 +14,11 @@ from e2e.tenant import PARTITIONS, Tenant, forwarded, make_user, pool, topic, wa
 from e2e.web import expect, post
 from tidewater_testing.evidence import load_table
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    # pyiceberg, which makes tables old here, says that it does not know Spark's row groups.
+    pytest.mark.filterwarnings("ignore:Parquet writer option:UserWarning"),
+]
 JOB = "tidewater-maintain-orders"
 DRIVERS = f"--selector=job-name={JOB}"
 EXECUTORS = "--selector=spark-role=executor"
@@ -73,6 +78,7 @@ def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> Non
         before.wait_for_more(1_500, 60)
     flush(tenant.door, tenant.topic)
     upkeep.age(load_table(tenant.catalog, tenant.topic), hours=3, files=SMALL_FILES)
+    assert _old_files(tenant) >= SMALL_FILES
     with tenant.load("new-") as traffic:
         first = _driver_at_work(place)
         faults.delete_pod(place.kubectl, first, grace=False)
@@ -81,12 +87,13 @@ def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> Non
     assert job["metadata"]["annotations"]["tidewater.dev/trigger"] == "Health"
     last = place.maintenance()["last"]
     assert (last["trigger"], last["outcome"]) == ("Health", "Succeeded"), last
-    assert last["filesBefore"] >= SMALL_FILES > 100 > last["filesAfter"], last
-    assert "compact: done" in last["steps"], last
+    assert "compact: " in last["steps"], last
+    assert last["filesBefore"] > 0 < last["seconds"], last
     drivers = place.pods(DRIVERS)
     assert [pod["status"]["phase"] for pod in drivers] == ["Succeeded"]
     assert drivers[0]["metadata"]["name"] != first
     wait_for(lambda: not place.pods(EXECUTORS), 60, "the executors to go")
+    assert _old_files(tenant) <= 2
 
     flush(tenant.door, tenant.topic)
     words = ["orphans", "--topic", tenant.topic, "--delete", "--grace", "1s", "--settle", "1s"]
@@ -96,6 +103,13 @@ def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> Non
     traffic.record.acked.extend(before.record.acked)
     history = gather(tenant.door, tenant.topic, traffic.record, tenant.catalog, PARTITIONS)
     guarantees.hold(history)
+
+
+def _old_files(tenant: Tenant) -> int:
+    """Count the files with rows of hours that have closed."""
+    before = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
+    table = load_table(tenant.catalog, tenant.topic)
+    return sum(1 for _ in table.scan(f"tw_time < '{before}'").plan_files())
 
 
 def _driver_at_work(place: Place) -> str:

@@ -52,13 +52,15 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         gc.collect()
 
 
-def make(session: Session, name: str, *, ordered: bool, shuffled: bool) -> TopicTable:
+def make(
+    session: Session, name: str, *, ordered: bool, shuffled: bool, by: str = "hours(tw_time)"
+) -> TopicTable:
     """Make a topic's table of small files: one commit's rows each, or rows from all over."""
     table = session.table(TopicName("shop", name))
     session.sql(
         f"CREATE TABLE {table.full_name} (tw_partition INT NOT NULL, tw_offset BIGINT NOT NULL, "
         "tw_time TIMESTAMP, tw_key BINARY, tw_headers MAP<STRING, STRING>, value BINARY) "
-        "USING iceberg PARTITIONED BY (hours(tw_time)) "
+        f"USING iceberg {f'PARTITIONED BY ({by})' if by else ''} "
         "TBLPROPERTIES ('format-version' = '2', 'write.distribution-mode' = 'none', "
         # Much below the target, as it is in life: what is in memory counts before compression.
         "'write.parquet.row-group-size-bytes' = '65536')"
@@ -123,6 +125,14 @@ def test_files_of_the_target_size_in_order(
     assert max(sizes) <= 1.8 * TARGET, sizes
     assert sum(sizes) / len(sizes) >= 0.5 * TARGET, sizes
     assert compact.run(session, table, OPTIONS).outcome is Outcome.NOTHING, "twice changes nothing"
+
+
+def test_a_table_without_partitions(session: Session) -> None:
+    table = make(session, "flat", ordered=True, shuffled=False, by="")
+    done = compact.run(session, table, compact.CompactOptions(target=ByteSize("64Mi")))
+    assert done.outcome is Outcome.DONE, done.to_json()
+    ((_, pairs),) = layout(table)
+    assert pairs == [(p, o) for p in range(PARTITIONS) for o in range(ROWS // PARTITIONS)]
 
 
 def test_slices_of_time_do_not_overlap(session: Session) -> None:

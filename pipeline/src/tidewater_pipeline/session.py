@@ -236,16 +236,19 @@ class TopicTable:
                 refs={str(k): int(v.snapshotId()) for k, v in dict(table.refs()).items()},
                 sort_order=_sort_order(table),
                 time_id=_time_id(table),
+                is_partitioned=any(each.fields() for each in table.specs().values()),
                 size=_size(table, current, len(snapshots)),
             )
 
     def files(self, state: TableState) -> list[FileInfo]:
         """List the data files of the state's snapshot, from its manifests."""
+        # A table that never had partitions has no such column either.
+        group = "CAST(partition AS STRING)" if state.is_partitioned else "''"
         # The bounds as they are stored: to make all columns readable takes longer than to plan.
         rows = self._metadata(
             state,
             "files",
-            "file_path, CAST(partition AS STRING) AS grp, file_size_in_bytes AS nbytes, "
+            f"file_path, {group} AS grp, file_size_in_bytes AS nbytes, "
             f"record_count AS n, lower_bounds[{state.time_id}] AS low, "
             f"upper_bounds[{state.time_id}] AS high",
             "content = 0",

@@ -71,6 +71,8 @@ class TableState:
     """The columns by which the table says that its files are sorted, all ascending."""
     time_id: int = 0
     """The field id of `tw_time`, by which manifests store its bounds."""
+    is_partitioned: bool = True
+    """Whether its files belong to partitions, or once did."""
     size: Size = Size()
     """Of the snapshot: what a report compares."""
 
