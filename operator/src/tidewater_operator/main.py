@@ -71,6 +71,8 @@ async def _run(
         workers = Workers(access.authorization)
         stack.push_async_callback(workers.close)
         leadership = Leadership(api, clock, namespace, identity, settings.intervals.lease.seconds)
+        # A pass that was under way when the lease ran out changes nothing any more.
+        api.may_write = registries.may_write = lambda: leadership.is_ours
         events = Events(api, clock, SystemIds(), identity)
         reconciler = Reconciler(settings, api, registries, workers, events, clock, namespace)
         watched = frozenset(settings.watch_namespaces)

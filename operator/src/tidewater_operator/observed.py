@@ -41,7 +41,7 @@ class Snapshot:
 
     @property
     def worker_pods(self) -> dict[str, Manifest]:
-        """Pods of workers by name, without those that are about to go."""
+        """Pods of workers by name, those that are about to go included."""
         return {
             pod["metadata"]["name"]: pod
             for pod in self.pods
@@ -68,9 +68,21 @@ class Observed:
         """What workers say, by topic."""
         return by_topic(self.reports.values())
 
+    def is_up(self, worker: str) -> bool:
+        """Tell whether a worker's pod is ready, and not about to go."""
+        return is_pod_ready(self.cluster.worker_pods.get(worker))
+
     def registered(self, name: str) -> RegisteredTopic | None:
         """Return a topic of this namespace as the registry has it."""
         return self.registry.topics.get(f"{self.cluster.namespace}/{name}")
+
+
+def is_pod_ready(pod: Mapping[str, Any] | None) -> bool:
+    """Tell whether a pod takes requests: one that is being deleted gets none."""
+    if pod is None or "deletionTimestamp" in pod["metadata"]:
+        return False
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def is_paused(manifest: Mapping[str, Any]) -> bool:

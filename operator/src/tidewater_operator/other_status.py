@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_operator.conditions import Told, fails, holds, merge, unknown
+from tidewater_operator.conditions import TRUE, Told, fails, holds, merge, status_of, unknown
 from tidewater_operator.life import Refusal, SubscriptionCase, registered_spec
 from tidewater_operator.model.names import (
     Manifest,
@@ -14,10 +14,11 @@ from tidewater_operator.model.names import (
     worker_name,
     worker_of_claim,
 )
-from tidewater_operator.observed import Observed, conditions_of
+from tidewater_operator.observed import Observed, conditions_of, is_pod_ready
 from tidewater_operator.plan import PoolCase, bytes_of, claims_of
 from tidewater_operator.report import SubscriptionReport, subscription_facts, topic_facts
 from tidewater_operator.times import format_ms, format_rate, format_time
+from tidewater_operator.topic_status import Spot, is_served, spots
 
 
 def _paused(paused: bool) -> Told:
@@ -34,18 +35,25 @@ def subscription_status(seen: Observed, case: SubscriptionCase) -> Manifest:
     reg = seen.registry.subscriptions.get(f"{seen.cluster.namespace}/{case.name}")
     is_ours = reg is not None and reg.uuid == case.manifest["metadata"]["uid"]
     facts = subscription_facts(case.name, seen.reports.values()) if is_ours else None
+    before = case.manifest.get("status") or {}
     generation = int(case.manifest["metadata"].get("generation", 0))
+    is_told = _is_told(case, reg.spec if reg is not None and is_ours else None)
+    if is_ours and not is_told:
+        # What is said below is about the spec that workers have; this one they get in a moment.
+        generation = min(generation, int(before.get("observedGeneration", 0)))
+    places, is_silent = _places(seen, case)
     told = [
-        _subscription_ready(case, is_ours),
-        _active(facts),
-        _lag_bounded(seen, case, facts),
+        _subscription_ready(case, is_ours, facts, places, is_silent=is_silent),
+        _active(facts, is_silent=is_silent),
+        _lag_bounded(seen, case, facts, is_silent=is_silent),
         _paused(case.paused),
     ]
     status: Manifest = {
         "observedGeneration": generation,
         "conditions": merge(conditions_of(case.manifest), told, generation, format_time(seen.now)),
+        "resetToken": before.get("resetToken", ""),
     }
-    if is_ours and case.subscription is not None and case.subscription.spec.reset_token:
+    if is_ours and is_told and case.subscription is not None:
         status["resetToken"] = case.subscription.spec.reset_token
     if facts is not None:
         status |= {
@@ -58,23 +66,57 @@ def subscription_status(seen: Observed, case: SubscriptionCase) -> Manifest:
     return {key: value for key, value in status.items() if value not in ("", None)}
 
 
-def _subscription_ready(case: SubscriptionCase, is_ours: bool) -> Told:
+def _is_told(case: SubscriptionCase, registered: str | None) -> bool:
+    """Tell whether the registry has the spec as it is, or never gets it."""
+    if case.subscription is None or case.refusal is not None or case.paused:
+        return True
+    return registered == case.subscription.spec.to_json()
+
+
+def _places(seen: Observed, case: SubscriptionCase) -> tuple[list[Spot], bool]:
+    """Return where the topic's partitions are, and whether nobody told of some of them."""
+    name = case.subscription.spec.topic if case.subscription is not None else ""
+    reg = seen.registered(name)
+    spec = registered_spec(reg) if reg is not None else None
+    if reg is None or spec is None:
+        return [], True
+    facts = topic_facts(name, reg.uuid, seen.told)
+    places = spots(seen, name, spec.partitions, facts)
+    return places, len(facts.partitions) < spec.partitions
+
+
+def _subscription_ready(
+    case: SubscriptionCase,
+    is_ours: bool,
+    facts: SubscriptionReport | None,
+    places: list[Spot],
+    *,
+    is_silent: bool,
+) -> Told:
+    """Say whether consumers get the messages of every partition."""
     if case.refusal is not None:
         return fails("Ready", case.refusal.reason, case.refusal.message)
     if not is_ours:
         return fails("Ready", "Registering", "it is not in the registry yet")
+    away = [spot for spot in places if not is_served(spot)]
+    if away:
+        return fails("Ready", away[0].reason, away[0].message)
+    if facts is None or is_silent:
+        return unknown("Ready", "NoReport", "not every worker of its topic has told of it")
     return holds("Ready", "Ready")
 
 
-def _active(facts: SubscriptionReport | None) -> Told:
-    if facts is None:
-        return unknown("Active", "NoReport", "no worker told of its consumers")
-    if facts.consumers:
+def _active(facts: SubscriptionReport | None, *, is_silent: bool) -> Told:
+    if facts is not None and facts.consumers:
         return holds("Active", "Consuming")
+    if facts is None or is_silent:
+        return unknown("Active", "NoReport", "not every worker of its topic has told of consumers")
     return fails("Active", "NoConsumers", "no consumer is connected")
 
 
-def _lag_bounded(seen: Observed, case: SubscriptionCase, facts: SubscriptionReport | None) -> Told:
+def _lag_bounded(
+    seen: Observed, case: SubscriptionCase, facts: SubscriptionReport | None, *, is_silent: bool
+) -> Told:
     """Say whether the backlog is younger than what the topic keeps."""
     if facts is None or case.subscription is None:
         return unknown("LagBounded", "NoReport", "no worker told its backlog")
@@ -83,29 +125,40 @@ def _lag_bounded(seen: Observed, case: SubscriptionCase, facts: SubscriptionRepo
     keep = spec.retention.time if spec is not None and spec.retention is not None else None
     if keep is None:
         return holds("LagBounded", "KeptForEver", "the topic keeps everything")
-    if (facts.oldest_unacked_ms or 0) < keep.ms:
-        return holds("LagBounded", "WithinRetention", f"younger than the {keep} that are kept")
-    return fails(
-        "LagBounded",
-        "BehindRetention",
-        f"messages wait that are older than the {keep} that the topic keeps",
-    )
+    if (facts.oldest_unacked_ms or 0) >= keep.ms:
+        message = f"messages wait that are older than the {keep} that the topic keeps"
+        return fails("LagBounded", "BehindRetention", message)
+    if is_silent:
+        return unknown("LagBounded", "NoReport", "not every worker of its topic has told of it")
+    return holds("LagBounded", "WithinRetention", f"younger than the {keep} that are kept")
 
 
 # ---- pools
 
 
 def pool_status(
-    seen: Observed, case: PoolCase, problem: Refusal | None, refused_growth: Mapping[str, str]
+    seen: Observed,
+    case: PoolCase,
+    problem: Refusal | None,
+    refused_growth: Mapping[str, str],
+    *,
+    is_written: bool = False,
 ) -> Manifest:
-    """Return the whole status of a Pool; `problem` is what went wrong when it was applied."""
+    """Return the whole status of a Pool.
+
+    `problem` is what went wrong when it was applied; `is_written`: it was, since it was looked at.
+    """
     name = case.name
     live = seen.cluster.objects.get(("StatefulSet", set_name(name)), {})
-    state = live.get("status") or {}
+    state = live.get("status") or _counted(seen, name)
     generation = int(case.manifest["metadata"].get("generation", 0))
+    if problem is None and (is_written or _is_behind(live, state)):
+        # The workers have been told of this spec, but what is said of them is about the last one.
+        known = (case.manifest.get("status") or {}).get("observedGeneration", 0)
+        generation = min(generation, int(known))
     told = [
         _pool_ready(seen, case, problem, state),
-        _scaling(case),
+        _scaling(seen, case),
         _pool_degraded(seen, case),
         _grown(seen, case, refused_growth),
         _paused(case.paused),
@@ -135,6 +188,20 @@ def pool_status(
     return {key: value for key, value in status.items() if value not in ("", None)}
 
 
+def _is_behind(live: Manifest, state: Mapping[str, Any]) -> bool:
+    """Tell whether a StatefulSet's status is about an earlier spec of it."""
+    meta = live.get("metadata", {})
+    known = int(meta.get("generation", 0))
+    return "deletionTimestamp" in meta or int(state.get("observedGeneration", known)) < known
+
+
+def _counted(seen: Observed, pool: str) -> Manifest:
+    """Count workers while nobody else does: their StatefulSet is being made again."""
+    pods = [p for w, p in seen.cluster.worker_pods.items() if ordinal_of(pool, w) is not None]
+    ready = sum(1 for pod in pods if is_pod_ready(pod))
+    return {"replicas": len(pods), "readyReplicas": ready}
+
+
 def _volume(claim: Manifest) -> Manifest:
     found = {
         "worker": worker_of_claim(claim["metadata"]["name"]),
@@ -154,22 +221,21 @@ def _pool_ready(
     assert case.pool is not None
     wanted = case.pool.spec.replicas
     members = [worker_name(case.name, ordinal) for ordinal in range(wanted)]
-    missing = [worker for worker in members if worker not in seen.registry.workers]
-    unready = [w for w in members if not _is_ready(seen.cluster.worker_pods.get(w))]
-    if not missing and not unready:
+    late = [worker for worker in members if not _is_there(seen, worker)]
+    if not late:
         return holds("Ready", "Ready", f"{wanted} workers are ready")
-    for worker in dict.fromkeys([*missing, *unready]):
+    for worker in late:
         if trouble := pod_trouble(seen.cluster.worker_pods.get(worker)):
             return fails("Ready", trouble.reason, f"{worker}: {trouble.message}")
-    late = dict.fromkeys([*missing, *unready])
     updating = state.get("updateRevision") != state.get("currentRevision")
     reason = "Updating" if updating and wanted > 1 else "Starting"
     return fails("Ready", reason, f"{wanted - len(late)} of {wanted} workers are ready")
 
 
-def _is_ready(pod: Manifest | None) -> bool:
-    conditions = (pod or {}).get("status", {}).get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+def _is_there(seen: Observed, worker: str) -> bool:
+    """Tell whether a worker has its session and its pod takes requests."""
+    pod = seen.cluster.worker_pods.get(worker)
+    return worker in seen.registry.workers and is_pod_ready(pod)
 
 
 def pod_trouble(pod: Manifest | None) -> Refusal | None:
@@ -191,7 +257,8 @@ def pod_trouble(pod: Manifest | None) -> Refusal | None:
     return None
 
 
-def _scaling(case: PoolCase) -> Told:
+def _scaling(seen: Observed, case: PoolCase) -> Told:
+    """Say whether workers come or go: from the change of their number until all is done."""
     if case.pool is None:
         return unknown("Scaling", "InvalidSpec")
     wanted = case.pool.spec.replicas
@@ -200,8 +267,21 @@ def _scaling(case: PoolCase) -> Told:
         return holds(
             "Scaling", "Draining", f"{len(case.draining)} workers are being drained, {first} first"
         )
-    if case.live_replicas != wanted:
-        return holds("Scaling", "Scaling", f"from {case.live_replicas} to {wanted} workers")
+    leaving = [
+        worker
+        for worker in seen.cluster.worker_pods
+        if (ordinal := ordinal_of(case.name, worker)) is not None and ordinal >= wanted
+    ]
+    if leaving or case.live_replicas not in (0, wanted):
+        count = max(case.live_replicas, wanted + len(leaving))
+        return holds("Scaling", "Scaling", f"from {count} to {wanted} workers")
+    members = [worker_name(case.name, ordinal) for ordinal in range(wanted)]
+    late = [worker for worker in members if not _is_there(seen, worker)]
+    # A worker that is away at another time was not asked to come: that is Ready's to say.
+    if late and (
+        not case.live_replicas or status_of(conditions_of(case.manifest), "Scaling") == TRUE
+    ):
+        return holds("Scaling", "Scaling", f"from {wanted - len(late)} to {wanted} workers")
     return fails("Scaling", "Settled", f"{wanted} workers")
 
 
@@ -225,19 +305,31 @@ def _grown(seen: Observed, case: PoolCase, refused: Mapping[str, str]) -> Told:
     if larger:
         name = larger[0]["metadata"]["name"]
         return fails("VolumeGrown", "CannotShrink", f"{name} has more than {size}; it stays so")
-    if _late(claims, size):
-        return fails("VolumeGrown", "Growing", f"volumes grow to {size}")
+    late = _late(claims, size)
+    if late:
+        name, capacity = late[0]["metadata"]["name"], _capacity(late[0]) or "nothing"
+        said = _resize_trouble(late[0]) or "its storage has not grown it yet"
+        message = f"{len(late)} volumes grow to {size}; {name} has {capacity}: {said}"
+        return fails("VolumeGrown", "Growing", message)
     return holds("VolumeGrown", "AsAsked", f"{size} each")
+
+
+def _resize_trouble(claim: Manifest) -> str:
+    """Return what Kubernetes says of a volume that grows: it waits for a restart, or it failed."""
+    for condition in (claim.get("status") or {}).get("conditions") or ():
+        if condition["status"] == "True":
+            return f"{condition['type']} {condition.get('message', '')}".strip()
+    return ""
 
 
 def _asked(claim: Manifest) -> int:
     return bytes_of(claim["spec"].get("resources", {}).get("requests", {}).get("storage", "0"))
 
 
-def _late(claims: Sequence[Manifest], size: int) -> bool:
-    """Tell whether a volume that is there has less than was asked for."""
-    return any(
-        0 < bytes_of((claim.get("status") or {}).get("capacity", {}).get("storage", "0")) < size
-        or _asked(claim) < size
-        for claim in claims
-    )
+def _capacity(claim: Manifest) -> str:
+    return str((claim.get("status") or {}).get("capacity", {}).get("storage", ""))
+
+
+def _late(claims: Sequence[Manifest], size: int) -> list[Manifest]:
+    """Return the volumes that have less than was asked for."""
+    return [c for c in claims if 0 < bytes_of(_capacity(c) or "0") < size or _asked(c) < size]

@@ -47,6 +47,8 @@ class Memory:
     """Volume → what the API server said, and when."""
     problems: dict[str, Refusal] = field(default_factory=dict)
     """Pool → what went wrong when it was applied."""
+    written: set[str] = field(default_factory=set)
+    """Pools whose workers were changed since the snapshot was taken."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Reconciler:
         """Bring a namespace to what its objects say, as far as it goes now."""
         if full or memory.snapshot is None:
             memory.snapshot = await gather(self._api, name, await self._secrets(name))
+            memory.written = set()
         snapshot = memory.snapshot
         if snapshot is None:
             await self._forget(name)
@@ -132,6 +135,7 @@ class Reconciler:
             memory.problems,
             {claim: said for claim, (said, _) in memory.refused_growth.items()},
             kept,
+            written=memory.written,
             figures=figures,
         )
         more = kept.is_due or _changes_objects(decided, memory)
@@ -176,7 +180,7 @@ class Reconciler:
                 continue
             error = shared
             if shared is None or not shared.is_blocking:
-                error = await self._apply_pool(seen, case) or shared
+                error = await self._apply_pool(seen, case, memory) or shared
             if error is not None:
                 memory.problems[case.name] = Refusal(error.reason, error.message)
         for growth in decided.grow:
@@ -231,7 +235,7 @@ class Reconciler:
             await self._bind_reviewers(name, wanted=True)
         return found
 
-    async def _apply_pool(self, seen: Observed, case: PoolCase) -> Problem | None:
+    async def _apply_pool(self, seen: Observed, case: PoolCase, memory: Memory) -> Problem | None:
         """Apply a pool; what is not needed to run keeps its workers from nothing."""
         pool = case.pool
         assert pool is not None
@@ -254,6 +258,7 @@ class Reconciler:
         except TidewaterError as error:
             return Problem(error.reason, error.message, is_blocking=True)
         if written is not None:
+            memory.written.add(case.name)
             await self._tell_change(case, reasons)
         return found
 

@@ -9,7 +9,7 @@ registry is told from one that was lost.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tidewater_coordination.etcd import wire
@@ -17,6 +17,7 @@ from tidewater_coordination.etcd.client import EtcdClient
 from tidewater_coordination.etcd.login import Login
 from tidewater_coordination.etcd.store import EtcdCoordination
 from tidewater_coordination.port import Registry, TopicPhase
+from tidewater_core.errors import Retryable
 from tidewater_operator.life import (
     Action,
     Assign,
@@ -40,6 +41,8 @@ class Registries:
         self._client = EtcdClient(self._endpoints, login)
         self._client.open()
         self._open: dict[str, EtcdCoordination] = {}
+        self.may_write: Callable[[], bool] = lambda: True
+        """Whether we lead; asked before each change."""
 
     async def close(self) -> None:
         """Hang up."""
@@ -59,16 +62,22 @@ class Registries:
 
     async def note(self, namespace: str) -> None:
         """Put a namespace on the list."""
+        self._check_leading()
         await self._client.txn([], [wire.put(self._key(namespace), b"{}")])
 
     async def forget(self, namespace: str) -> None:
         """Remove everything of a namespace that is gone."""
+        self._check_leading()
         await self.release(namespace)
         start = f"{self._prefix}/{namespace}/".encode()
         await self._client.txn(
             [],
             [wire.delete(start, wire.prefix_end(start)), wire.delete(self._key(namespace))],
         )
+
+    def _check_leading(self) -> None:
+        if not self.may_write():
+            raise Retryable("NotLeading", "another operator may lead", 1_000)
 
     def _key(self, namespace: str) -> bytes:
         return f"{self._prefix}/{_LIST}/{namespace}".encode()
@@ -104,6 +113,7 @@ class Registries:
 
     async def do(self, namespace: str, action: Action) -> None:
         """Tell the registry one thing. All of them may be told twice."""
+        self._check_leading()
         store = await self.store(namespace)
         full = f"{namespace}/{action.name}"
         match action:

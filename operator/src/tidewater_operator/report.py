@@ -79,6 +79,8 @@ class TopicReport(msgspec.Struct, frozen=True):
     sync: str = ""
     ack_ms: AckReport | None = None
     freshness_ms: float | None = None
+    committed_at_ms: float = 0.0
+    """Wall clock of the last commit that the worker made or saw; 0 before the first."""
     table: TableReport | None = None
 
 
@@ -141,6 +143,8 @@ class TopicFacts(msgspec.Struct, frozen=True):
     """The slowest worker's."""
     freshness_ms: float | None = None
     """The worst worker's."""
+    committed_at_ms: float = 0.0
+    """When any worker last saw a commit."""
     table: TableReport | None = None
     """The newest that a worker knows."""
 
@@ -181,6 +185,7 @@ def topic_facts(name: str, uuid: str, told: Told) -> TopicFacts:
         sync=next((topic.sync for topic in topics if topic.sync), ""),
         ack_ms=max(acks, key=lambda ack: ack.p99 or 0.0) if acks else None,
         freshness_ms=max(ages) if ages else None,
+        committed_at_ms=max((topic.committed_at_ms for topic in topics), default=0.0),
         table=max(tables, key=lambda table: table.committed_at_us) if tables else None,
     )
 

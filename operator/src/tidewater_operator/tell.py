@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +27,12 @@ _TOLD_OF: Final = {
     "Subscription": ("Ready", "LagBounded", "Paused"),
     "Pool": ("Ready", "Scaling", "Degraded", "VolumeGrown", "Paused"),
 }
+_FROM_REGISTRY: Final = {
+    "Topic": ("Ready", "Assigned", "Committing", "FreshnessMet", "Degraded"),
+    "Subscription": ("Ready", "Active", "LagBounded"),
+    "Pool": ("Ready", "Scaling", "Degraded"),
+}
+"""What nobody knows without the registry: it says who is there to be asked."""
 _RELIEF: Final = {"Degraded": "Recovered", "Paused": "Resumed"}
 """What the end of something bad is called, where the condition's name would mislead."""
 _PLACE: Final = ("partition", "worker", "epoch", "state", "reason", "gap")
@@ -70,9 +76,13 @@ class Teller:
         refused_growth: Mapping[str, str],
         kept: Kept,
         *,
+        written: Collection[str],
         figures: bool,
     ) -> Snapshot:
-        """Write the status of everything; return the snapshot with what was written."""
+        """Write the status of everything; return the snapshot with what was written.
+
+        `written` are the pools whose workers were changed since they were looked at.
+        """
         pairs: list[tuple[Manifest, Manifest]] = []
         for topic in decided.topics:
             status, told = kept.of(topic.name)
@@ -80,22 +90,29 @@ class Teller:
         for subscription in decided.subscriptions:
             pairs.append((subscription.manifest, subscription_status(seen, subscription)))
         for pool in decided.pools:
-            status = pool_status(seen, pool, problems.get(pool.name), refused_growth)
+            problem, is_written = problems.get(pool.name), pool.name in written
+            status = pool_status(seen, pool, problem, refused_growth, is_written=is_written)
             pairs.append((pool.manifest, status))
         return await self._write_all(seen.cluster, pairs, figures=figures)
 
     async def registry_is_away(
         self, snapshot: Snapshot, now: datetime, error: TidewaterError
     ) -> Snapshot:
-        """Say that nobody knows how topics are while the registry does not answer."""
-        told = Told("Ready", UNKNOWN, "RegistryAway", f"etcd does not answer ({error.reason})")
+        """Say that nobody knows how things are while the registry does not answer."""
         pairs = []
-        for manifest in (*snapshot.topics, *snapshot.subscriptions):
-            generation = int(manifest["metadata"].get("generation", 0))
+        for manifest in (*snapshot.topics, *snapshot.subscriptions, *snapshot.pools):
+            message = f"etcd does not answer ({error.reason})"
+            told = [
+                Told(type_, UNKNOWN, "RegistryAway", message)
+                for type_ in _FROM_REGISTRY[manifest["kind"]]
+            ]
+            # Nothing was done about a newer spec: the generation that was observed stands.
+            known = int((manifest.get("status") or {}).get("observedGeneration", 0))
             before = conditions_of(manifest)
-            (ready,) = merge(before, [told], generation, format_time(now))
-            others = [one for one in before if one.get("type") != "Ready"]
-            status = {**(manifest.get("status") or {}), "conditions": [ready, *others]}
+            gone = merge(before, told, known, format_time(now))
+            types = {one["type"] for one in gone}
+            others = [one for one in before if one.get("type") not in types]
+            status = {**(manifest.get("status") or {}), "conditions": [*gone, *others]}
             pairs.append((manifest, status))
         return await self._write_all(snapshot, pairs, figures=False)
 

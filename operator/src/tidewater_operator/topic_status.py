@@ -23,6 +23,8 @@ _SEVERITY: Final = ("VolumeLost", "WorkerAway", "NotAssigned", "Opening", "Movin
 """Reasons why a partition is not where it should be, the worst first."""
 _SERVED: Final = frozenset({"", "Moving"})
 """A partition that moves is served until it is drained."""
+STALL_MS: Final = 30_000.0
+"""Nothing has come into the table for so long, and a message has waited as long: it is stuck."""
 _BAD_STATES: Final = frozenset({"stopped", "retrying"})
 
 
@@ -38,17 +40,36 @@ class Spot:
     message: str = ""
 
 
-def spots(seen: Observed, name: str, partitions: int) -> list[Spot]:
+def is_served(spot: Spot) -> bool:
+    """Tell whether a partition is served, by all that is known of its place."""
+    return spot.reason in _SERVED
+
+
+def spots(seen: Observed, name: str, partitions: int, facts: TopicFacts) -> list[Spot]:
     """Say of each partition where it is."""
     full = f"{seen.cluster.namespace}/{name}"
     owners = seen.registry.owners.get(full, {})
     wanted = seen.registry.assignments.get(full, {})
-    return [_spot(seen, number, owners.get(number), wanted) for number in range(partitions)]
+    return [
+        _spot(seen, number, owners.get(number), wanted, is_reported=number in facts.partitions)
+        for number in range(partitions)
+    ]
 
 
-def _spot(seen: Observed, number: int, owner: Ownership | None, wanted: Mapping[int, str]) -> Spot:
+def _spot(
+    seen: Observed,
+    number: int,
+    owner: Ownership | None,
+    wanted: Mapping[int, str],
+    *,
+    is_reported: bool,
+) -> Spot:
     target = wanted.get(number)
     if owner is not None and owner.is_live:
+        if not is_reported and not seen.is_up(owner.worker_id):
+            # Its session has not run out yet, but nobody answers and its pod is not there.
+            message = f"partition {number} waits for {owner.worker_id}, whose pod is not ready"
+            return Spot(number, owner, "", "WorkerAway", message)
         if target in (owner.worker_id, None):
             return Spot(number, owner, owner.worker_id)
         message = f"partition {number} moves from {owner.worker_id} to {target}"
@@ -81,14 +102,14 @@ def topic_status(
     is_ours = reg is not None and reg.uuid == case.uid
     spec = registered_spec(reg) if reg is not None and is_ours else None
     facts = topic_facts(case.name, case.uid, seen.told)
-    places = spots(seen, case.name, spec.partitions) if spec is not None else []
-    told = (
-        _unserved(case)
-        if spec is None or (reg is not None and reg.phase != TopicPhase.ACTIVE)
-        else _served(case, spec, places, facts)
-    )
+    places = spots(seen, case.name, spec.partitions, facts) if spec is not None else []
+    is_active = spec is not None and reg is not None and reg.phase == TopicPhase.ACTIVE
+    told = _served(case, spec, places, facts, seen) if spec and is_active else _unserved(case)
     told = [*told, maintained, _paused(case.paused)]
     generation = int(case.manifest["metadata"].get("generation", 0))
+    if is_active and not _is_told(case, spec):
+        # What is said below is about the spec that workers have; this one they get in a moment.
+        generation = min(generation, int(before.get("observedGeneration", 0)))
     status: Manifest = {
         "observedGeneration": generation,
         "conditions": merge(conditions_of(case.manifest), told, generation, format_time(seen.now)),
@@ -100,6 +121,13 @@ def topic_status(
     if known := before.get("maintenance") if maintenance is None else maintenance:
         status["maintenance"] = dict(known)
     return {key: value for key, value in status.items() if value not in ("", None)}
+
+
+def _is_told(case: TopicCase, registered: TopicSpec | None) -> bool:
+    """Tell whether the registry has the spec as it is, or never gets it."""
+    if case.topic is None or case.refusal is not None or case.paused:
+        return True
+    return registered is not None and registered.to_json() == case.topic.spec.to_json()
 
 
 def _accepted(case: TopicCase) -> str:
@@ -128,31 +156,49 @@ def _unserved(case: TopicCase) -> list[Told]:
     ]
 
 
-def _served(case: TopicCase, spec: TopicSpec, places: list[Spot], facts: TopicFacts) -> list[Told]:
+def _served(
+    case: TopicCase, spec: TopicSpec, places: list[Spot], facts: TopicFacts, seen: Observed
+) -> list[Told]:
     assigned = _assigned(places)
-    committing = _committing(spec, facts)
+    committing = _committing(spec, facts, seen)
     stopped = [p for p in facts.partitions.values() if p.state == "stopped"]
-    moving = {spot.partition for spot in places if spot.reason == "Moving"}
-    shut = [p for n, p in facts.partitions.items() if not p.open and n not in moving]
-    away = [spot for spot in places if spot.reason not in _SERVED]
-    if case.refusal is not None:
-        ready = fails("Ready", case.refusal.reason, case.refusal.message)
-    elif away:
-        ready = fails("Ready", assigned.reason, assigned.message)
-    elif stopped:
-        ready = fails("Ready", committing.reason, committing.message)
-    elif shut:
-        said = shut[0].message or "it takes no messages"
-        ready = fails("Ready", shut[0].reason or "Closed", f"partition {shut[0].partition}: {said}")
-    else:
-        ready = holds("Ready", "Ready", f"{len(places)} partitions take messages")
+    away = [spot for spot in places if not is_served(spot)]
     lost = [spot for spot in away if spot.reason in ("VolumeLost", "WorkerAway")]
+    silent = [spot for spot in places if spot.partition not in facts.partitions]
     if lost or stopped:
         worst = assigned if lost else committing
         degraded = holds("Degraded", worst.reason, worst.message)
+    elif silent and not away:
+        degraded = unknown("Degraded", "NoReport", _silence(silent))
     else:
         degraded = fails("Degraded", "AsExpected")
+    ready = _ready(case, places, facts, assigned, committing)
     return [ready, assigned, committing, _fresh(spec, facts), degraded]
+
+
+def _ready(
+    case: TopicCase, places: list[Spot], facts: TopicFacts, assigned: Told, committing: Told
+) -> Told:
+    """Say whether every partition takes messages; the worst that is known counts."""
+    if case.refusal is not None:
+        return fails("Ready", case.refusal.reason, case.refusal.message)
+    if not all(is_served(spot) for spot in places):
+        return fails("Ready", assigned.reason, assigned.message)
+    if any(part.state == "stopped" for part in facts.partitions.values()):
+        return fails("Ready", committing.reason, committing.message)
+    moving = {spot.partition for spot in places if spot.reason == "Moving"}
+    shut = [p for n, p in facts.partitions.items() if not p.open and n not in moving]
+    if shut:
+        said = shut[0].message or "it takes no messages"
+        return fails("Ready", shut[0].reason or "Closed", f"partition {shut[0].partition}: {said}")
+    if silent := [spot for spot in places if spot.partition not in facts.partitions]:
+        return unknown("Ready", "NoReport", _silence(silent))
+    return holds("Ready", "Ready", f"{len(places)} partitions take messages")
+
+
+def _silence(silent: list[Spot]) -> str:
+    workers = ", ".join(sorted({spot.worker for spot in silent})[:5])
+    return f"{len(silent)} partitions were not reported on: {workers} gave no answer"
 
 
 def _assigned(places: list[Spot]) -> Told:
@@ -165,7 +211,7 @@ def _assigned(places: list[Spot]) -> Told:
     return holds("Assigned", "Assigned", f"{len(places)} partitions on {workers} workers")
 
 
-def _committing(spec: TopicSpec, facts: TopicFacts) -> Told:
+def _committing(spec: TopicSpec, facts: TopicFacts, seen: Observed) -> Told:
     for state in ("stopped", "retrying"):
         bad = [p for p in facts.partitions.values() if p.state == state]
         if bad:
@@ -174,21 +220,41 @@ def _committing(spec: TopicSpec, facts: TopicFacts) -> Told:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             message = f"partition {first.partition} is {state}: {first.message or reason}{more}"
             return fails("Committing", reason, message)
+    limit_ms = max(STALL_MS, 3 * spec.writer.flush_interval.ms)
+    stuck = [p for p in facts.partitions.values() if _is_stuck(p, facts, seen, limit_ms)]
+    if stuck:
+        message = f"partition {stuck[0].partition}: nothing has come into the table for a while"
+        return fails("Committing", "Stalled", message)
     missing = spec.partitions - len(facts.partitions)
     if missing > 0:
         return unknown("Committing", "NoReport", f"{missing} partitions were not reported on")
+    opening = [p for p in facts.partitions.values() if p.state in ("opening", "closed")]
+    if opening:
+        message = f"partition {opening[0].partition} is {opening[0].state}"
+        return unknown("Committing", "Opening", message)
     return holds("Committing", "Committing", "messages reach the table")
+
+
+def _is_stuck(part: PartitionReport, facts: TopicFacts, seen: Observed, limit_ms: float) -> bool:
+    """Tell whether a message has waited for long while nothing of its topic was committed.
+
+    A table process that stands still says nothing: its last word was that all is well.
+    """
+    since_commit_ms = seen.now.timestamp() * 1_000 - facts.committed_at_ms
+    return (part.oldest_uncommitted_ms or 0.0) > limit_ms and since_commit_ms > limit_ms
 
 
 def _fresh(spec: TopicSpec, facts: TopicFacts) -> Told:
     age = facts.freshness_ms
-    if age is None:
-        return unknown("FreshnessMet", "NoReport", "no worker told its age")
-    if age <= spec.freshness.ms:
-        return holds("FreshnessMet", "Fresh", f"within {spec.freshness}")
-    # No figure in the message: it would change with every look.
-    message = f"messages older than {spec.freshness} are not in the table yet"
-    return fails("FreshnessMet", "TooOld", message)
+    if age is not None and age > spec.freshness.ms:
+        # No figure in the message: it would change with every look.
+        message = f"messages older than {spec.freshness} are not in the table yet"
+        return fails("FreshnessMet", "TooOld", message)
+    missing = spec.partitions - len(facts.partitions)
+    if age is None or missing > 0:
+        # Those that nobody told of may have the oldest messages of all.
+        return unknown("FreshnessMet", "NoReport", f"{missing} partitions were not reported on")
+    return holds("FreshnessMet", "Fresh", f"within {spec.freshness}")
 
 
 def _figures(

@@ -32,8 +32,7 @@ class ApiServer(Api):
     ) -> dict[str, Any]:
         if method == "GET":
             return self._get(path, dict(params or {}))
-        if "/leases" not in path:
-            self.writes += 1
+        self._note(method, path)
         for part, status in self.refuse.items():
             if part in path:
                 raise ApiRefused(status, "Forbidden", f"{part} is refused")

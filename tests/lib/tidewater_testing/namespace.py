@@ -80,6 +80,8 @@ class World:
     claim_sizes: dict[str, str] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     """Workers whose pod does not run."""
+    leaving: set[str] = field(default_factory=set)
+    """Workers whose pod is being deleted; their session lives on for a moment."""
     registered: dict[str, RegisteredTopic] = field(default_factory=dict)
     registered_subscriptions: dict[str, RegisteredSubscription] = field(default_factory=dict)
     assignments: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -176,6 +178,7 @@ class World:
                 "name": worker,
                 "labels": labels(self._pool_of(worker)),
                 "creationTimestamp": made,
+                **({"deletionTimestamp": made} if worker in self.leaving else {}),
             },
             "status": {"conditions": [{"type": "Ready", "status": ready}]},
         }

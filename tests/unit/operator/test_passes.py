@@ -8,15 +8,22 @@ import pytest
 
 from tidewater_coordination.etcd.login import Login
 from tidewater_coordination.etcd.store import EtcdCoordination
-from tidewater_coordination.port import TopicPhase, WorkerInfo
+from tidewater_coordination.port import Registry, TopicPhase, WorkerInfo
 from tidewater_core.clock import SystemClock, SystemIds
+from tidewater_core.errors import TidewaterError
 from tidewater_operator.cluster.events import Events
 from tidewater_operator.cluster.lease import Leadership
 from tidewater_operator.conditions import status_of
 from tidewater_operator.model.names import labels
 from tidewater_operator.reconcile import Memory, Outcome, Reconciler
 from tidewater_operator.registry import Registries
-from tidewater_operator.report import TableReport, TopicReport, WorkerReport
+from tidewater_operator.report import (
+    PartitionReport,
+    SubscriptionReport,
+    TableReport,
+    TopicReport,
+    WorkerReport,
+)
 from tidewater_operator.workers import Workers
 from tidewater_testing.api_server import ApiServer
 from tidewater_testing.namespace import SETTINGS
@@ -30,14 +37,38 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 class Answers(Workers):
-    """Workers that say what a test has them say; nothing at first."""
+    """Workers that say what a test has them say; at first, that all they own is well."""
 
-    def __init__(self) -> None:
+    def __init__(self, registries: Registries) -> None:
         super().__init__(dict)
+        self._registries = registries
         self.said: dict[str, WorkerReport] = {}
 
     async def reports(self, namespace: str, workers: Mapping[str, WorkerInfo], *_: Any) -> Any:
-        return self.said
+        if self.said:
+            return self.said
+        registry = await self._registries.read(namespace)
+        known = tuple(SubscriptionReport(name) for name in registry.subscriptions)
+        return {
+            worker: WorkerReport(worker, topics=_owned(registry, worker), subscriptions=known)
+            for worker in workers
+        }
+
+
+def _owned(registry: Registry, worker: str) -> tuple[TopicReport, ...]:
+    parts = {
+        name: tuple(
+            PartitionReport(number, state="running")
+            for number, owner in owners.items()
+            if owner.worker_id == worker
+        )
+        for name, owners in registry.owners.items()
+    }
+    return tuple(
+        TopicReport(name.partition("/")[2], partitions=found, freshness_ms=1.0)
+        for name, found in parts.items()
+        if found
+    )
 
 
 class Place:
@@ -48,7 +79,7 @@ class Place:
         self.registries = Registries(etcd.endpoints, prefix, Login())
         events = Events(self.api, SystemClock(), SystemIds(), "test")
         settings = SETTINGS.model_copy(update={"pipeline_image": "tidewater-pipeline:1"})
-        self.answers = Answers()
+        self.answers = Answers(self.registries)
         self.reconciler = Reconciler(
             settings, self.api, self.registries, self.answers, events, SystemClock(), "tidewater"
         )
@@ -324,3 +355,63 @@ async def test_a_leader_that_says_good_bye_is_followed_at_once() -> None:
     await first.release()
     await second._round()
     assert (first.is_ours, second.is_ours) == (False, True)
+
+
+async def test_who_does_not_lead_writes_nothing(place: Place) -> None:
+    """A pass that is under way when the lease runs out is as good as over."""
+    await served(place)
+    registry = await place.registries.read("shop")
+    place.api.may_write = place.registries.may_write = lambda: False
+    place.api.remove("/api/v1/namespaces/shop/services/tidewater")
+    place.apply("Topic", "late", partitions=1)
+    writes = place.api.writes
+    await place.run()
+    assert place.api.writes == writes
+    assert (await place.registries.read("shop")).topics == registry.topics
+
+
+# ---- nobody knows, and volumes
+
+
+async def test_without_the_registry_nobody_knows(place: Place) -> None:
+    await served(place)
+    place.reconciler._registries = Registries(["http://127.0.0.1:9"], "x", Login())
+    with pytest.raises(TidewaterError):
+        await place.run()
+    await place.reconciler._registries.close()
+    for kind, name, known in (
+        ("Topic", "orders", {"Maintained", "Paused"}),
+        ("Subscription", "billing", {"Paused"}),
+        ("Pool", "default", {"VolumeGrown", "Paused"}),
+    ):
+        found = place.api.find(kind, name)
+        assert found is not None
+        told = {c["type"]: (c["status"], c["reason"]) for c in found["status"]["conditions"]}
+        others = {type_: said for type_, said in told.items() if type_ not in known}
+        assert known < told.keys()
+        assert set(others.values()) == {("Unknown", "RegistryAway")}, kind
+
+
+SET = "/apis/apps/v1/namespaces/shop/statefulsets/tidewater-default"
+
+
+async def test_larger_volumes_make_the_set_again_around_its_pods(place: Place) -> None:
+    await served(place)
+    before = place.api.objects[SET]
+    place.apply("Pool", "default", replicas=1, storage={"size": "20Gi"})
+    await place.run()
+    assert SET not in place.api.objects
+    assert place.api.find("Pod", "tidewater-default-0") is not None
+    await place.run()
+    after = place.api.objects[SET]
+    (template,) = after["spec"]["volumeClaimTemplates"]
+    assert template["spec"]["resources"]["requests"] == {"storage": "20Gi"}
+    assert after["spec"]["template"] == before["spec"]["template"], "no pod is started anew"
+    # Smaller is refused, and changes nothing.
+    place.apply("Pool", "default", replicas=1, storage={"size": "5Gi"})
+    await place.run()
+    assert place.api.objects[SET]["metadata"]["uid"] == after["metadata"]["uid"]
+    pool = place.api.find("Pool", "default")
+    assert pool is not None
+    grown = next(c for c in pool["status"]["conditions"] if c["type"] == "VolumeGrown")
+    assert grown["reason"] == "CannotShrink"

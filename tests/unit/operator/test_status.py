@@ -28,10 +28,11 @@ def serve(world: World, rounds: int = 20) -> World:
         for effect in world.effects(plan(world.observed(), SETTINGS)):
             effect()
         world.work()
+    world.reports = {w: report(world, w) for w in world.workers() if w not in world.away}
     return world
 
 
-def report(world: World, worker: str, **partition: Any) -> WorkerReport:
+def report(world: World, worker: str, freshness: int = 40, **partition: Any) -> WorkerReport:
     """Return the report of a worker on all that it holds."""
     topics = []
     for name, reg in world.registered.items():
@@ -40,9 +41,15 @@ def report(world: World, worker: str, **partition: Any) -> WorkerReport:
             {"partition": p, "state": "running", "epoch": 1, "end": 5, "committed": 5, **partition}
             for p in mine
         ]
-        facts = {"rate": 2.0, "freshness_ms": 40, "ack_ms": {"p50": 1.0, "p99": 3.0}}
-        topics.append({"name": name, "uuid": reg.uuid, "partitions": parts, **facts})
-    found = read_report(json.dumps({"worker": worker, "topics": topics}).encode())
+        facts = {"rate": 2.0, "freshness_ms": freshness, "ack_ms": {"p50": 1.0, "p99": 3.0}}
+        if parts:
+            topics.append({"name": name, "uuid": reg.uuid, "partitions": parts, **facts})
+    said = {
+        "worker": worker,
+        "topics": topics,
+        "subscriptions": [{"name": name} for name in world.registered_subscriptions],
+    }
+    found = read_report(json.dumps(said).encode())
     assert found is not None
     return found
 
@@ -59,7 +66,6 @@ def test_a_topic_that_is_served() -> None:
     world = World()
     world.add_topic("orders")
     serve(world)
-    world.reports = {w: report(world, w) for w in world.workers()}
     found = topic_conditions(world)
     assert found["Ready"] == ("True", "Ready")
     assert found["Assigned"] == ("True", "Assigned")
@@ -72,10 +78,11 @@ def test_workers_that_do_not_answer_leave_things_unknown() -> None:
     world = World()
     world.add_topic("orders")
     serve(world)
+    world.reports = {}
     found = topic_conditions(world)
-    assert found["Ready"] == ("True", "Ready")
-    assert found["Committing"] == ("Unknown", "NoReport")
-    assert found["FreshnessMet"] == ("Unknown", "NoReport")
+    assert found["Assigned"] == ("True", "Assigned")
+    for type_ in ("Ready", "Committing", "FreshnessMet", "Degraded"):
+        assert found[type_] == ("Unknown", "NoReport"), type_
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,87 @@ def test_partitions_in_trouble(
     found = topic_conditions(world)
     assert found["Ready"] == ready
     assert found["Committing"][0] == committing
+
+
+@pytest.mark.parametrize(
+    ("partition", "status", "reason"),
+    [
+        ({"oldest_uncommitted_ms": 31_000}, "False", "Stalled"),
+        ({"oldest_uncommitted_ms": 29_000}, "True", "Committing"),
+        ({"state": "opening", "open": False}, "Unknown", "Opening"),
+        ({"state": "closed", "open": False}, "Unknown", "Opening"),
+    ],
+)
+def test_committing_is_not_taken_on_trust(
+    partition: dict[str, Any], status: str, reason: str
+) -> None:
+    """A table process that stands still last said that all is well."""
+    world = World()
+    world.add_topic("orders")
+    serve(world)
+    world.reports = {w: report(world, w, **partition) for w in world.workers()}
+    assert topic_conditions(world)["Committing"] == (status, reason)
+
+
+def test_half_an_answer_is_no_answer() -> None:
+    """What one worker says is no word about the other one's partitions."""
+    world = World()
+    world.add_pool("default", replicas=2)
+    world.add_topic("orders", partitions=4, retention={"time": "1d"})
+    world.add_subscription("billing", topic="orders")
+    serve(world)
+    del world.reports["tidewater-default-1"]
+    found = topic_conditions(world)
+    for type_ in ("Ready", "Committing", "FreshnessMet", "Degraded"):
+        assert found[type_] == ("Unknown", "NoReport"), type_
+    told = subscription_conditions(world, "billing")
+    for type_ in ("Ready", "Active", "LagBounded"):
+        assert told[type_] == ("Unknown", "NoReport"), type_
+    world.reports = {"tidewater-default-0": report(world, "tidewater-default-0", freshness=11_000)}
+    assert topic_conditions(world)["FreshnessMet"] == ("False", "TooOld")
+
+
+def test_a_pod_that_is_gone_counts_before_its_session_ends() -> None:
+    world = World()
+    world.add_pool("default", replicas=2)
+    world.add_topic("orders", partitions=4)
+    world.add_subscription("billing", topic="orders")
+    serve(world)
+    del world.reports["tidewater-default-1"]
+    world.leaving.add("tidewater-default-1")
+    found = topic_conditions(world)
+    assert found["Ready"] == ("False", "WorkerAway")
+    assert found["Assigned"] == ("False", "WorkerAway")
+    assert found["Degraded"] == ("True", "WorkerAway")
+    assert subscription_conditions(world, "billing")["Ready"] == ("False", "WorkerAway")
+    assert pool_conditions(world)["Ready"] == ("False", "Starting")
+
+
+def test_a_generation_counts_when_workers_are_told_of_it() -> None:
+    world = World()
+    world.add_topic("orders", partitions=2)
+    world.add_subscription("billing", topic="orders")
+    serve(world)
+    topic, subscription = world.topics["orders"], world.subscriptions["billing"]
+    for one, change in ((topic, {"partitions": 5}), (subscription, {"resetToken": "again"})):
+        one["status"] = {"observedGeneration": 1, "resetToken": "once"}
+        one["metadata"]["generation"] = 2
+        one["spec"] = {**one["spec"], **change}
+    seen = world.observed()
+    decided = plan(seen, SETTINGS)
+    status = topic_status(seen, decided.topics[0], None, MAINTAINED)
+    assert status["observedGeneration"] == 1
+    assert {c["observedGeneration"] for c in status["conditions"]} == {1}
+    told = subscription_status(seen, decided.subscriptions[0])
+    assert (told["observedGeneration"], told["resetToken"]) == (1, "once")
+    for action in decided.registry:
+        world.tell(action)
+    seen = world.observed()
+    decided = plan(seen, SETTINGS)
+    status = topic_status(seen, decided.topics[0], None, MAINTAINED)
+    assert (status["observedGeneration"], status["conditions"][0]["status"]) == (2, "False")
+    told = subscription_status(seen, decided.subscriptions[0])
+    assert (told["observedGeneration"], told["resetToken"]) == (2, "again")
 
 
 def test_a_worker_that_is_away() -> None:
@@ -161,6 +249,13 @@ def test_a_change_that_is_not_allowed_leaves_the_topic_as_it_was() -> None:
     assert len(world.holders("orders")) == 3
 
 
+def subscription_conditions(world: World, name: str) -> dict[str, tuple[str, str]]:
+    seen = world.observed()
+    case = next(case for case in plan(seen, SETTINGS).subscriptions if case.name == name)
+    status = subscription_status(seen, case)
+    return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+
+
 def test_a_subscription() -> None:
     world = World()
     world.add_topic("orders", retention={"time": "1d"})
@@ -170,7 +265,7 @@ def test_a_subscription() -> None:
     says = {"worker": "w", "subscriptions": [{"name": "billing", "backlog": 7, "consumers": 2}]}
     said = read_report(json.dumps(says).encode())
     assert said is not None
-    world.reports = {"w": said}
+    world.reports["w"] = said
     seen = world.observed()
     found = {}
     for case in plan(seen, SETTINGS).subscriptions:
@@ -205,6 +300,15 @@ def test_a_pool() -> None:
     assert pool_conditions(world)["Scaling"] == ("True", "Draining")
     world.pools["default"]["spec"]["replicas"] = 4
     assert pool_conditions(world)["Scaling"] == ("True", "Scaling")
+    # Asked for, but not there yet: it goes on until they are. One that is away later is no scaling.
+    world.sets["default"] = 4
+    world.away = {"tidewater-default-3"}
+    scaling = [{"type": "Scaling", "status": "True", "lastTransitionTime": "t"}]
+    world.pools["default"]["status"] = {"conditions": scaling}
+    assert pool_conditions(world)["Scaling"] == ("True", "Scaling")
+    world.pools["default"]["status"] = {}
+    assert pool_conditions(world)["Scaling"] == ("False", "Settled")
+    world.away, world.sets["default"] = set(), 2
     world.pools["default"]["spec"]["replicas"] = 2
     world.pools["default"]["spec"]["storage"] = {"size": "1Gi"}
     assert pool_conditions(world)["VolumeGrown"] == ("False", "CannotShrink")

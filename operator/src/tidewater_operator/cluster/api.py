@@ -4,7 +4,7 @@ Not a generated client: it would be a hundred times this size in memory, and non
 we apply. Every call has a time limit; a refusal carries what the API server said.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -80,6 +80,8 @@ class Api:
         self._session: aiohttp.ClientSession | None = None
         self.writes = 0
         """Calls that may have changed something, since the start; renewals of the lease aside."""
+        self.may_write: Callable[[], bool] = lambda: True
+        """Whether we lead; asked before each such call."""
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -111,8 +113,7 @@ class Api:
         content: str = "application/json",
     ) -> Manifest:
         assert self._session is not None, "used before it was opened"
-        if method != "GET" and "/leases" not in path:
-            self.writes += 1
+        self._note(method, path)
         headers = {**self._access.authorization(), "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content
@@ -126,6 +127,14 @@ class Api:
                 raise _refusal(answer.status, found)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retryable("ApiAway", f"{method} {path}: {error!r}", 1_000) from error
+
+    def _note(self, method: str, path: str) -> None:
+        """Count a call that changes something; refuse it if it is not ours to make."""
+        if method == "GET" or "/leases" in path:
+            return
+        if not self.may_write():
+            raise Retryable("NotLeading", f"{method} {path}: another operator may lead", 1_000)
+        self.writes += 1
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """Return an object, None if it is not there."""

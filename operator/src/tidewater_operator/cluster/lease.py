@@ -1,8 +1,9 @@
 """Leader election by a Lease: of two operators one acts, the other waits.
 
 A lease that another holds runs out when it has not changed for its time by *our* monotonic clock:
-clocks of two machines are not compared. Two leaders for a moment do no harm, since every write is
-applied to what is there; the election keeps them from working against each other.
+clocks of two machines are not compared. Who leads stops to write (`is_ours` is asked before every
+change) when a fifth of that time is left. A process that was stopped just between the two could
+still write once; that does no harm, since every write is applied to what is there.
 """
 
 import asyncio

@@ -3,8 +3,14 @@
 import logging
 from collections.abc import Mapping
 
-from tidewater_operator.cluster.api import CLUSTER_ROLE_BINDING, Api
-from tidewater_operator.model.compare import RestartReason, covers, restart_reasons, stamped
+from tidewater_operator.cluster.api import CLUSTER_ROLE_BINDING, STATEFUL_SET, Api
+from tidewater_operator.model.compare import (
+    RestartReason,
+    covers,
+    restart_reasons,
+    stamped,
+    volume_bytes,
+)
 from tidewater_operator.model.names import ANNOTATION_HASH, WORKER_ACCOUNT, Manifest
 from tidewater_operator.observed import Key
 
@@ -42,7 +48,15 @@ async def settle_set(
     live = objects.get((manifest["kind"], manifest["metadata"]["name"]))
     if live is None:
         return await settle(api, objects, manifest), []
-    # Volumes of a StatefulSet are fixed when it is made; they grow by their claims.
+    meta = live["metadata"]
+    if "deletionTimestamp" in meta:
+        return None, []  # on its way out, its pods stay: made anew when it is gone
+    if volume_bytes(manifest) > volume_bytes(live):
+        # Volumes of a StatefulSet are fixed when it is made. So it is made again, around its pods.
+        log.info("replace StatefulSet %s/%s: larger volumes", meta["namespace"], meta["name"])
+        await api.delete(STATEFUL_SET, meta["namespace"], meta["name"], meta["uid"], "Orphan")
+        return None, []
+    # Those that are there never shrink, and what others set in them is theirs.
     spec = {**manifest["spec"], "volumeClaimTemplates": live["spec"]["volumeClaimTemplates"]}
     wanted = {**stamped(manifest), "spec": spec}
     return await _settle(api, objects, wanted), restart_reasons(live, wanted)

@@ -75,6 +75,13 @@ def _quantity(value: Any) -> float | None:
         return None
 
 
+def volume_bytes(stateful_set: Manifest) -> float:
+    """Return the size of the volumes that a StatefulSet makes; 0 if it makes none."""
+    claims = stateful_set["spec"].get("volumeClaimTemplates") or [{}]
+    requests = claims[0].get("spec", {}).get("resources", {}).get("requests", {})
+    return _quantity(requests.get("storage", "0")) or 0.0
+
+
 class RestartReason(StrEnum):
     """Why workers are started anew, one at a time."""
 
