@@ -67,13 +67,27 @@ def paused_process(kubectl: Kubectl, role: str, pod: str = WORKER_POD) -> Iterat
 
 def kill_container(kubectl: Kubectl, container: str, pod: str = WORKER_POD) -> None:
     """Kill PID 1 of a container, and so all of it, with SIGKILL from the node."""
+    _signal_container(kubectl, container, pod, "KILL")
+
+
+@contextmanager
+def paused_container(kubectl: Kubectl, container: str, pod: str) -> Iterator[None]:
+    """Stop PID 1 of a container in its tracks, and let it go on at the end."""
+    _signal_container(kubectl, container, pod, "STOP")
+    try:
+        yield
+    finally:
+        _signal_container(kubectl, container, pod, "CONT")
+
+
+def _signal_container(kubectl: Kubectl, container: str, pod: str, name: str) -> None:
     node = kubectl.node_of(pod)
     status = kubectl.get("pod", pod)["status"]["containerStatuses"]
     ids = [each["containerID"].rpartition("/")[2] for each in status if each["name"] == container]
     template = "--template={{.info.pid}}"
     inspect = ["crictl", "inspect", "--output=go-template", template, ids[0]]
     pid = run([kind.container_cli(), "exec", node, *inspect]).strip()
-    run([kind.container_cli(), "exec", node, "kill", "-KILL", pid])
+    run([kind.container_cli(), "exec", node, "kill", f"-{name}", pid])
 
 
 @contextmanager

@@ -65,6 +65,17 @@ def test_settings_are_what_the_operator_reads(changed: dict[str, Any]) -> None:
     assert settings.catalog.properties["type"] == "rest"
 
 
+def test_the_operator_may_read_the_ca_of_its_workers() -> None:
+    """Without it no worker's certificate is trusted, and none is asked how it is."""
+    (role,) = [
+        each
+        for each in render(PRODUCTION)
+        if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", "tidewater-operator")
+    ]
+    secret = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
+    assert {**secret, "resourceNames": [PRODUCTION["tls"]["secretName"]]} in role["rules"]
+
+
 def test_production_runs_nothing_that_holds_data() -> None:
     objects = render(PRODUCTION)
     assert not [each for each in objects if each["kind"] == "StatefulSet"]

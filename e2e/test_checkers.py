@@ -1,10 +1,11 @@
 """The checkers see what they are there for; needs no cluster."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from e2e import guarantees
+from e2e import guarantees, truth
 from e2e.history import History, Message, Snapshot
 from tidewater_testing.checker import AckedBatch, Range
 from tidewater_testing.evidence import Evidence, Row, TableSide
@@ -101,3 +102,104 @@ def test_stopped_partitions_and_strangers() -> None:
     ]
     assert not list(guarantees.refused_stranger(Answer(403, {}, b"")))
     assert list(guarantees.refused_stranger(Answer(200, {}, b"")))
+
+
+# ---- conditions
+
+LEADER = "operator-a"
+SECONDS = range(0, 120, 2)
+TOLD = {
+    "topic/watched": {"Ready": "True", "Assigned": "True", "Committing": "True",
+                      "FreshnessMet": "True", "Maintained": "Unknown", "Degraded": "False",
+                      "Paused": "False"},
+    "subscription/watcher": {"Ready": "True", "Active": "True", "LagBounded": "True",
+                             "Paused": "False"},
+    "pool/default": {"Ready": "True", "Scaling": "False", "Degraded": "False",
+                     "VolumeGrown": "True", "Paused": "False"},
+}  # fmt: skip
+
+
+def _object(kind: str, told: dict[str, str], generation: int = 1) -> dict[str, Any]:
+    conditions = [
+        {"type": type_, "status": status, "reason": "Why", "observedGeneration": 1,
+         "lastTransitionTime": "1970-01-01T00:00:00Z"}
+        for type_, status in told.items()
+    ]  # fmt: skip
+    return {
+        "kind": kind,
+        "metadata": {"generation": generation},
+        "spec": {"replicas": 1},
+        "status": {"conditions": conditions, "observedGeneration": 1},
+    }
+
+
+def _seen(
+    told: dict[str, str] | None = None,
+    *,
+    name: str = "topic/watched",
+    holders: tuple[str, ...] = (LEADER,),
+    generation: int = 1,
+    frontier: bool = True,
+    sent: int = 200,
+) -> truth.Seen:
+    """Return two minutes in which all was well but for what is given."""
+    says = {**TOLD, name: {**TOLD[name], **(told or {})}}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    objects = {each: _object(each, said, generation) for each, said in says.items()}
+    objects["pod/tidewater-default-0"] = {"metadata": {}, "status": ready}
+    objects["statefulset/tidewater-default"] = {"spec": {"replicas": 1}}
+    report = {"topics": {"watched": {"0": "running", "1": "running", "2": "running"}},
+              "subscriptions": ["watcher"]}  # fmt: skip
+    looks = [truth.Look(at, objects, holders[at // 20 % len(holders)], at) for at in SECONDS]
+    rounds = [
+        truth.Round(at, {"0": report}, [(sent, "", at if sent == 200 else None)] * 3, pulled=True)
+        for at in SECONDS
+    ]
+    place = {at: at + 1 if frontier else 0 for at in SECONDS}
+    frontiers = [truth.Frontier(at + 1, dict.fromkeys(range(3), place[at])) for at in SECONDS]
+    return truth.Seen(looks, rounds, frontiers)
+
+
+def test_true_conditions_hold() -> None:
+    assert truth.violations(_seen()) == []
+    assert truth.judged(_seen()) == sum(at >= truth.DELAY_S for at in SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("topic/watched", {"Ready": "False"}),
+        ("topic/watched", {"Ready": "Unknown"}),
+        ("topic/watched", {"Assigned": "False"}),
+        ("topic/watched", {"Committing": "False"}),
+        ("topic/watched", {"FreshnessMet": "Unknown"}),
+        ("topic/watched", {"Maintained": "False"}),
+        ("topic/watched", {"Degraded": "True"}),
+        ("subscription/watcher", {"Active": "False"}),
+        ("subscription/watcher", {"LagBounded": "False"}),
+        ("pool/default", {"Ready": "False"}),
+        ("pool/default", {"Scaling": "True"}),
+        ("pool/default", {"VolumeGrown": "False"}),
+    ],
+)
+def test_a_condition_that_lies(name: str, told: dict[str, str]) -> None:
+    ((type_, status),) = told.items()
+    claim = f"{truth.CLAIM}: {name} {type_}={status} (Why) while"
+    assert _first(truth.violations(_seen(told, name=name))).startswith(claim)
+
+
+def test_a_table_that_stands_still_and_messages_that_are_refused() -> None:
+    found = "\n".join(truth.violations(_seen(frontier=False)))
+    assert "Committing=True" in found
+    assert "FreshnessMet=True" in found
+    assert "Ready=True" in _first(truth.violations(_seen(sent=503)))
+
+
+def test_a_generation_that_is_not_observed() -> None:
+    assert "observed generation 1 of 2" in _first(truth.violations(_seen(generation=2)))
+
+
+def test_while_nobody_leads_conditions_may_be_old() -> None:
+    seen = _seen({"Ready": "False"}, holders=(LEADER, "operator-b"))
+    assert truth.violations(seen) == []
+    assert truth.judged(seen) == 0

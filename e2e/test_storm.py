@@ -8,18 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from e2e import faults, guarantees
+from e2e import faults, guarantees, truth
+from e2e.history import gather
 from e2e.install import ETCD, OPERATOR, OPERATOR_PODS, SEAWEEDFS, System
 from e2e.kubectl import Kubectl, wait_for
-from e2e.tenant import (
-    POOL,
-    WORKER,
-    Tenant,
-    conditions,
-    make_tenant,
-    pool,
-    wait_ready,
-)
+from e2e.tenant import POOL, WORKER, Tenant, make_tenant, pool, topic, wait_ready
+from e2e.traffic import BackgroundTraffic, gentle
+from e2e.witness import Witness
+from tidewater_testing.traffic import Record
 
 pytestmark = pytest.mark.timeout(600)
 WORKER_KILLS = 20
@@ -27,6 +23,8 @@ OPERATOR_KILLS = 20
 OPERATOR_KILL_EVERY_S = 9.0
 AWAY_S = 60.0
 CHANGE_S_MAX = 240.0
+LOOKS_MIN = 40
+"""Looks at the conditions that must be worth judging."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +32,14 @@ def pair(namespace: Kubectl, catalog: dict[str, str]) -> Iterator[Tenant]:
     """Give a pool of two workers."""
     with make_tenant(namespace, catalog, replicas=2) as tenant:
         yield tenant
+
+
+@pytest.fixture(scope="module")
+def witness(pair: Tenant, system: System) -> Iterator[Witness]:
+    """Give somebody who sees whether conditions are true."""
+    watching = Witness(pair.kubectl, system, pair.catalog)
+    yield watching
+    watching.close()
 
 
 class OperatorKiller:
@@ -92,7 +98,7 @@ def _updated(tenant: Tenant) -> None:
     tenant.kubectl.wait_ready(WORKER)
 
 
-def test_changes_and_kills_under_load(pair: Tenant, system: System) -> None:
+def test_changes_and_kills_under_load(pair: Tenant, system: System, witness: Witness) -> None:
     """Rolling update, 2→4→2 workers, 20 workers killed, while the operator is killed 20 times."""
     with pair.load("changes-") as traffic:
         traffic.wait_for_more(300, 60)
@@ -109,6 +115,7 @@ def test_changes_and_kills_under_load(pair: Tenant, system: System) -> None:
             _scaled(pair, 2)
             wait_for(lambda: killer.kills >= OPERATOR_KILLS, 120, "all the kills")
         traffic.wait_for_more(300, 120)
+        witness.wait_well()
     volumes = pair.kubectl.get("persistentvolumeclaims")["items"]
     assert len(volumes) == 2
     guarantees.hold(pair.history(traffic))
@@ -123,11 +130,6 @@ def _away(system: System, workload: str) -> Iterator[float]:
         time.sleep(max(0.0, begin + AWAY_S - time.monotonic()))
 
 
-def _is(tenant: Tenant, condition: str, status: str) -> bool:
-    found = conditions(tenant.kubectl, "topic/orders").get(condition, {})
-    return bool(found.get("status") == status)
-
-
 def _node_without_etcd(tenant: Tenant, system: System) -> str:
     """Return the node of a worker that is not etcd's, whose volume binds it to its node."""
     taken = system.kubectl.node_of("tidewater-etcd-0")
@@ -136,21 +138,56 @@ def _node_without_etcd(tenant: Tenant, system: System) -> str:
     return min(nodes)
 
 
-def test_outages_under_load(pair: Tenant, system: System) -> None:
+def test_outages_under_load(pair: Tenant, system: System, witness: Witness) -> None:
     """Catalog and etcd away for a minute each, then a node drained; conditions say what is so."""
+    watched, watcher, workers = truth.TYPES
     with pair.load("outages-") as traffic:
         traffic.wait_for_more(300, 60)
         with _away(system, SEAWEEDFS):
             traffic.wait_for_more(300, 60)
-            wait_for(lambda: _is(pair, "FreshnessMet", "False"), AWAY_S, "a truthful condition")
+            behind = {"Ready": "True", "Committing": "False", "FreshnessMet": "False"}
+            for name in (watched, "topic/orders"):
+                witness.wait_told(name, behind)
             traffic.wait_for_more(300, 60)
-        wait_for(lambda: _is(pair, "FreshnessMet", "True"), 90, "the table to catch up")
+        for name in (watched, "topic/orders"):
+            witness.wait_told(name, {"Committing": "True", "FreshnessMet": "True"}, 90)
         with _away(system, ETCD):
-            pass
-        wait_ready(pair.kubectl, "topic/orders")
+            nobody_knows = "Unknown RegistryAway"
+            for name, types in truth.TYPES.items():
+                known = {"Maintained", "VolumeGrown", "Paused"}
+                expected = {type_: nobody_knows for type_ in types if type_ not in known}
+                witness.wait_told(name, expected)
+        witness.wait_well(90)
         traffic.wait_for_more(300, 120)
         with faults.drained_node(pair.kubectl, _node_without_etcd(pair, system)):
+            away = {"Ready": "False WorkerAway", "Assigned": "False WorkerAway"}
+            witness.wait_told(watched, {**away, "Degraded": "True WorkerAway"})
+            witness.wait_told(watcher, {"Ready": "False WorkerAway"})
+            short = {"Ready": "False", "Degraded": "True WorkerAway", "Scaling": "False"}
+            witness.wait_told(workers, short)
             traffic.wait_for_more(100, 120)
-        wait_ready(pair.kubectl, f"pool/{POOL}", "topic/orders")
+        witness.wait_well(90)
         traffic.wait_for_more(300, 120)
     guarantees.hold(pair.history(traffic))
+    witness.judge(LOOKS_MIN)
+
+
+def test_partitions_grow_under_load(pair: Tenant) -> None:
+    """From two to five while messages come: nothing is lost, doubled or out of order."""
+    name = f"{pair.kubectl.namespace}/growing"
+    pair.kubectl.apply([topic("growing", partitions=2)])
+    wait_ready(pair.kubectl, "topic/growing")
+    with BackgroundTraffic(gentle(pair.door, name, 2, prefix="two-")) as first:
+        first.wait_for_more(300, 60)
+        pair.kubectl.apply([topic("growing", partitions=5)])
+        # Ready counts for this generation alone: kubectl waits until it was observed.
+        wait_ready(pair.kubectl, "topic/growing")
+        parts = pair.kubectl.get("topic", "growing")["status"]["partitions"]
+        assert [part["worker"] != "" for part in parts] == [True] * 5
+        with BackgroundTraffic(gentle(pair.door, name, 5, prefix="five-")) as second:
+            first.wait_for_more(300, 60)
+            second.wait_for_more(300, 60)
+    record = Record(acked=[*first.record.acked, *second.record.acked])
+    history = gather(pair.door, name, record, pair.catalog, 5)
+    assert all(history.stream[partition] for partition in range(5))
+    guarantees.hold(history)

@@ -1,10 +1,20 @@
-"""A volume that runs full: producers are pushed back, and nothing acknowledged is lost."""
+"""Volumes: one that runs full pushes producers back; one that shall grow does, or says why not."""
 
 import pytest
 
 from e2e import faults, guarantees
-from e2e.kubectl import wait_for
-from e2e.tenant import DATA_DIR, POOL, WORKER, WORKER_POD, Tenant, pool, wait_ready
+from e2e.kubectl import Object, wait_for
+from e2e.tenant import (
+    DATA_DIR,
+    POOL,
+    WORKER,
+    WORKER_POD,
+    Tenant,
+    conditions,
+    pool,
+    topic,
+    wait_ready,
+)
 from e2e.web import post
 from tidewater_core.units import ByteSize
 from tidewater_testing.web import Answer
@@ -46,3 +56,79 @@ def test_full_volume_pushes_back_and_loses_nothing(tenant: Tenant) -> None:
         traffic.wait_for_more(300, 60)
     wait_ready(tenant.kubectl, f"pool/{POOL}")
     guarantees.hold(tenant.history(traffic))
+
+
+# ---- growth
+
+GROWING_CLASS = "e2e-growing"
+
+
+def _told(tenant: Tenant, name: str) -> tuple[str, str]:
+    found = conditions(tenant.kubectl, f"pool/{name}").get("VolumeGrown", {})
+    return str(found.get("reason")), str(found.get("message"))
+
+
+def _wait_told(tenant: Tenant, name: str, reason: str) -> str:
+    wait_for(lambda: _told(tenant, name)[0] == reason, 60, f"pool {name} to say {reason}")
+    return _told(tenant, name)[1]
+
+
+def _sizes(tenant: Tenant, name: str) -> tuple[set[str], str]:
+    """Return what the claims of a pool ask for, and what its StatefulSet would ask for."""
+    claims = tenant.kubectl.get("pvc", f"--selector=tidewater.dev/pool={name}")["items"]
+    made = tenant.kubectl.get("statefulset", f"tidewater-{name}")["spec"]
+    (template,) = made["volumeClaimTemplates"]
+    asked = {str(each["spec"]["resources"]["requests"]["storage"]) for each in claims}
+    return asked, str(template["spec"]["resources"]["requests"]["storage"])
+
+
+def test_a_volume_that_cannot_grow_says_so_and_blocks_nothing(tenant: Tenant) -> None:
+    """The class has no expansion: what else the same change asks for is done all the same."""
+    before = tenant.kubectl.incarnation(WORKER_POD)
+    larger = pool(1, podAnnotations={"e2e": "grown"})
+    tenant.kubectl.apply([{**larger, "spec": {**larger["spec"], "storage": {"size": "2Gi"}}}])
+    said = _wait_told(tenant, POOL, "NotExpandable")
+    assert f"data-{WORKER_POD}" in said
+    assert "resize" in said
+    wait_for(lambda: tenant.kubectl.incarnation(WORKER_POD) != before, 90, "a new worker")
+    tenant.kubectl.wait_ready(WORKER)
+    wait_ready(tenant.kubectl, f"pool/{POOL}", "topic/orders")
+    # Workers to come get the new size.
+    assert _sizes(tenant, POOL) == ({"1Gi"}, "2Gi")
+
+
+def test_a_volume_grows_without_a_restart_and_never_shrinks(tenant: Tenant) -> None:
+    """Claims and template are changed around the pod; here nobody enlarges the disk: it waits."""
+    kubectl = tenant.kubectl
+    kubectl.apply([_growing_class()])
+    storage = {"size": "1Gi", "storageClass": GROWING_CLASS}
+    grower = {**pool(1), "metadata": {"name": "grower"}}
+    grower["spec"] = {"replicas": 1, "storage": storage}
+    kubectl.apply([grower, topic("grown", partitions=1, pool="grower")])
+    wait_ready(kubectl, "pool/grower", "topic/grown")
+    uid = kubectl.get("pod", "tidewater-grower-0")["metadata"]["uid"]
+    grower["spec"] = {"replicas": 1, "storage": {**storage, "size": "2Gi"}}
+    kubectl.apply([grower])
+    said = _wait_told(tenant, "grower", "Growing")
+    assert "data-tidewater-grower-0 has 1Gi" in said
+    wait_for(lambda: _sizes(tenant, "grower") == ({"2Gi"}, "2Gi"), 60, "all to ask for 2Gi")
+    wait_ready(kubectl, "pool/grower", "topic/grown")
+    assert kubectl.get("pod", "tidewater-grower-0")["metadata"]["uid"] == uid
+    assert kubectl.get("pod", "tidewater-grower-0")["metadata"]["ownerReferences"]
+    grower["spec"] = {"replicas": 1, "storage": storage}
+    kubectl.apply([grower])
+    _wait_told(tenant, "grower", "CannotShrink")
+    assert _sizes(tenant, "grower") == ({"2Gi"}, "2Gi")
+    wait_ready(kubectl, "pool/grower", "topic/grown")
+
+
+def _growing_class() -> Object:
+    """Return the cluster's default class with expansion allowed; its provisioner never does it."""
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": GROWING_CLASS},
+        "provisioner": "rancher.io/local-path",
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowVolumeExpansion": True,
+    }

@@ -24,6 +24,8 @@ PASS_S_MAX: Final = 120.0
 PASSES_MAX: Final = 8
 """Passes at the same time, over all namespaces."""
 BACKOFF_S_MAX: Final = 10.0
+SILENCE_S: Final = 2.0
+"""A worker that gave no answer is asked again after this."""
 WATCH_S: Final = 30.0
 log = logging.getLogger(__name__)
 
@@ -105,6 +107,8 @@ class Keeper:
                 figures_at = now + intervals.status.seconds
             if outcome.is_busy:
                 full_at = min(full_at, now + intervals.status.seconds)
+            if outcome.is_silent:
+                figures_at = min(figures_at, now + SILENCE_S)
             if outcome.needs_full:
                 self.mark(full=True)
             if outcome.is_empty and not self._wake.is_set():

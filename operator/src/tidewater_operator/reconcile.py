@@ -69,6 +69,8 @@ class Outcome:
     """Something is under way that no watch tells of: look at everything at the next beat."""
     needs_full: bool = False
     """Objects must change, and this pass did not look at them."""
+    is_silent: bool = False
+    """A worker that is there gave no answer: ask again soon."""
 
 
 class Reconciler:
@@ -139,7 +141,8 @@ class Reconciler:
             figures=figures,
         )
         more = kept.is_due or _changes_objects(decided, memory)
-        return Outcome(is_busy=kept.is_busy, needs_full=more and not full)
+        silent = [w for w in registry.workers if w not in seen.reports and seen.is_up(w)]
+        return Outcome(is_busy=kept.is_busy, needs_full=more and not full, is_silent=bool(silent))
 
     async def _forget(self, name: str) -> None:
         await self._registries.forget(name)

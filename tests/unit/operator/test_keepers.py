@@ -96,6 +96,16 @@ async def test_objects_that_must_change_are_looked_at_at_once() -> None:
     await group.close()
 
 
+async def test_a_worker_that_gave_no_answer_is_asked_again_soon() -> None:
+    passes = Passes()
+    passes.outcome = Outcome(is_silent=True)
+    group = keepers(passes)
+    group.mark("shop")
+    await until(passes, 3)  # the beat of figures is every ten seconds
+    assert [full for _, full in passes.seen] == [True, False, False]
+    await group.close()
+
+
 async def test_an_empty_namespace_is_let_go_and_taken_up_again() -> None:
     passes = Passes()
     passes.outcome = Outcome(is_empty=True)

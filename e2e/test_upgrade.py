@@ -1,0 +1,262 @@
+"""From the quick start to production by one values file: TLS everywhere, two operators, own etcd.
+
+Runs last: another registry is another world for all that was made before.
+"""
+
+import base64
+import itertools
+import json
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import faults, outer_etcd
+from e2e.install import OPERATOR_PODS, System, create_namespace, install_chart
+from e2e.kubectl import CommandError, Kubectl, Object, PortForward, wait_for
+from e2e.outer_etcd import OuterEtcd
+from e2e.tenant import pool, topic, wait_ready
+from tidewater_testing.parts.certificates import Authority, Pair
+
+pytestmark = pytest.mark.timeout(420)
+TLS_SECRET = "tidewater-tls"
+ETCD_SECRET = "e2e-etcd-client"
+LEASE = "tidewater-operator"
+LEASE_S = 5.0
+"""As e2e installs the chart."""
+PODS = ("tidewater-default-0", "tidewater-default-1")
+CA = "/etc/tidewater/tls/ca.crt"
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+ASK = """
+import json, ssl, sys, urllib.error, urllib.request
+url, body, ca = sys.argv[1], sys.argv[2].encode() or None, sys.argv[3]
+with open(%r) as file:
+    headers = {"Authorization": "Bearer " + file.read().strip(), "Content-Type": "application/json"}
+context = ssl.create_default_context(cafile=ca or None)
+try:
+    request = urllib.request.Request(url, body, headers)
+    print(urllib.request.urlopen(request, timeout=10, context=context).read().decode())
+except (OSError, ValueError) as error:
+    print(json.dumps({"failed": repr(error)}))
+"""
+ASK = ASK % TOKEN
+SERVED = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 8080)))"
+
+
+@dataclass(frozen=True)
+class Production:
+    """The release by the values of production, and a namespace with two workers."""
+
+    kubectl: Kubectl
+    system: System
+    authority: Authority
+    etcd: OuterEtcd
+
+    @property
+    def service(self) -> str:
+        """The address that clients use."""
+        return f"https://tidewater.{self.kubectl.namespace}.svc:8080"
+
+    def host(self, pod: str) -> str:
+        """Return the name of one worker."""
+        return f"{pod}.tidewater-default-workers.{self.kubectl.namespace}.svc"
+
+    def ask(self, url: str, body: object = None, ca: str = CA) -> Any:
+        """Send a request from inside a worker's pod, with its token."""
+        text = "" if body is None else json.dumps(body)
+        return json.loads(self.kubectl.python(PODS[0], ASK, url, text, ca))
+
+    def sign(self) -> Pair:
+        """Make a certificate for the workers of the namespace."""
+        namespace = self.kubectl.namespace
+        names = (f"*.tidewater-default-workers.{namespace}.svc", f"tidewater.{namespace}.svc")
+        return self.authority.sign("workers", ",".join(f"DNS:{name}" for name in names))
+
+    def write(self, pair: Pair) -> None:
+        """Put a certificate where the workers find it."""
+        files = {"tls.crt": pair.cert, "tls.key": pair.key, "ca.crt": self.authority.ca}
+        data = {key: _b64(path.read_bytes()) for key, path in files.items()}
+        self.kubectl.apply([_secret(TLS_SECRET, data)])
+
+
+def _secret(name: str, data: Object) -> Object:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.fixture(scope="module")
+def production(
+    namespace: Kubectl, system: System, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Production]:
+    """Upgrade the release, and go back at the end."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    databases = create_namespace(system.kubectl, f"e2e-databases-{secrets.token_hex(2)}")
+    with PortForward(databases, f"app={outer_etcd.NAME}", 2379) as forward:
+        etcd = outer_etcd.start(databases, Authority(folder, "etcd-ca"), forward)
+        system.kubectl.apply([_secret(ETCD_SECRET, etcd.secret)])
+        place = Production(namespace, system, Authority(folder, "workers-ca"), etcd)
+        place.write(place.sign())
+        install_chart(
+            system.kubectl,
+            system.tag,
+            {
+                "operator": {"replicas": 2},
+                "tls": {"secretName": TLS_SECRET},
+                "etcd": {
+                    "enabled": False,
+                    "endpoints": [etcd.endpoint],
+                    "secretName": ETCD_SECRET,
+                    "prefix": outer_etcd.PREFIX,
+                },
+            },
+        )
+        try:
+            namespace.apply([pool(2), topic("orders", partitions=4)])
+            wait_ready(namespace, "pool/default", "topic/orders")
+            yield place
+            namespace("delete", "topics,pools", "--all", "--timeout=60s")
+        finally:
+            install_chart(system.kubectl, system.tag)
+    databases("delete", "namespace", databases.namespace, "--wait=false")
+
+
+def test_https_and_nothing_else(production: Production) -> None:
+    """Clients by the Service's name and the CA; each worker passes on to the other, by TLS, too."""
+    path = f"/v1/{production.kubectl.namespace}/orders"
+    for pod in PODS:
+        for partition in range(4):
+            url = f"https://{production.host(pod)}:8080{path}/messages?partition={partition}"
+            acks = production.ask(url, {"messages": [{"value": f"{pod} {partition}"}]})
+            assert [ack["partition"] for ack in acks["acks"]] == [partition]
+    options = ("--url", production.service, "--ca", CA, "--token-file", TOKEN)
+    consume = ("tidewater", "consume", f"{production.kubectl.namespace}/orders", *options)
+    said = production.kubectl("exec", PODS[1], "--", *consume, "--format=raw", "--quiet")
+    assert sorted(said.splitlines()) == sorted(f"{pod} {p}" for pod in PODS for p in range(4))
+    assert production.ask(f"{production.service}{path}/flush", {})["snapshot_id"]
+    plain = production.ask(production.service.replace("https", "http") + path)
+    assert "failed" in plain, plain
+    stranger = production.ask(f"{production.service}{path}", ca="")
+    assert "CERTIFICATE_VERIFY_FAILED" in stranger["failed"]
+
+
+def test_another_certificate_without_a_restart(production: Production) -> None:
+    before = {pod: production.kubectl.incarnation(pod) for pod in PODS}
+    pair = production.sign()
+    production.write(pair)
+    # The kubelet looks at a pod's volumes once a minute, or when the pod changes.
+    production.kubectl("annotate", "pods", *PODS, f"e2e/now={time.time()}")
+    wanted = pair.cert.read_text().split()
+
+    def shown(pod: str) -> list[str]:
+        return production.kubectl.python(PODS[0], SERVED, production.host(pod)).split()
+
+    def all_shown() -> bool:
+        return all(shown(pod) == wanted for pod in PODS)
+
+    wait_for(all_shown, 120, "both workers to show the new certificate", interval_s=1.0)
+    assert {pod: production.kubectl.incarnation(pod) for pod in PODS} == before
+    path = f"/v1/{production.kubectl.namespace}/orders/messages?partition=0"
+    for pod in PODS:
+        body = {"messages": [{"value": "after"}]}
+        assert production.ask(f"https://{production.host(pod)}:8080{path}", body)["acks"]
+    wait_ready(production.kubectl, "topic/orders")
+
+
+def test_etcd_is_reached_as_its_user_alone(production: Production) -> None:
+    status, _ = production.etcd.keys()
+    assert status != 200, "nobody is let in without a password"
+    status, count = production.etcd.keys(production.etcd.log_in())
+    assert (status, count > 5) == (200, True)
+
+
+# ---- two operators
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What both operators said at a time: who leads, and how often they wrote."""
+
+    leaders: frozenset[str]
+    writes: dict[str, int]
+
+
+def _beat(system: System) -> Beat:
+    pods = system.kubectl.get("pods", f"--selector={OPERATOR_PODS}")["items"]
+    leaders, writes = set(), {}
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        path = f"/api/v1/namespaces/{system.kubectl.namespace}/pods/{name}:8080/proxy/metrics"
+        try:
+            text = system.kubectl("get", "--raw", path, timeout_s=3)
+        except (CommandError, subprocess.TimeoutExpired):
+            continue  # not up yet, paused, or gone
+        figures = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+        if figures["tidewater_operator_is_leader"] == "1":
+            leaders.add(name)
+        writes[name] = int(figures["tidewater_operator_api_writes_total"])
+    return Beat(frozenset(leaders), writes)
+
+
+def _one_writer(beats: Sequence[Beat]) -> None:
+    """Hold that nobody wrote while another led."""
+    for before, after in itertools.pairwise(beats):
+        assert len(after.leaders) <= 1, "two lead"
+        for pod, writes in after.writes.items():
+            if pod not in before.leaders | after.leaders:
+                assert writes == before.writes.get(pod, 0), f"{pod} wrote and did not lead"
+
+
+def _lease(system: System) -> tuple[str, float, float]:
+    spec = system.kubectl.get("lease", LEASE)["spec"]
+    times = [datetime.fromisoformat(spec[key]).timestamp() for key in ("acquireTime", "renewTime")]
+    return spec["holderIdentity"], times[0], times[1]
+
+
+@pytest.mark.parametrize("how", ["paused", "deleted"])
+def test_the_other_operator_takes_over(production: Production, how: str) -> None:
+    """Within the lease's time, with one writer at a time; what is applied meanwhile is served."""
+    system, namespace = production.system, production.kubectl
+    beats: list[Beat] = []
+
+    def both_there() -> bool:
+        beats.append(_beat(system))
+        return len(beats[-1].writes) == 2 and len(beats[-1].leaders) == 1
+
+    wait_for(both_there, 60, "two operators, of which one leads")
+    leader, _, _ = _lease(system)
+
+    def taken_over() -> bool:
+        beats.append(_beat(system))
+        return _lease(system)[0] not in ("", leader)
+
+    with _gone(system, leader, how):
+        last = _lease(system)[2]
+        namespace.apply([topic(f"late-{how}", partitions=2)])
+        wait_for(taken_over, 60, "the other one to lead")
+        acquired = _lease(system)[1]
+        # Both renew and look every fifth of the time; the rest is a busy machine's.
+        assert acquired - last < LEASE_S * 1.4 + 3, f"after {acquired - last:.1f} s"
+        wait_ready(namespace, f"topic/late-{how}")
+    for _ in range(5):  # the one that was paused goes on where it was, and must not
+        beats.append(_beat(system))
+    _one_writer(beats)
+
+
+@contextmanager
+def _gone(system: System, leader: str, how: str) -> Iterator[None]:
+    if how == "paused":
+        with faults.paused_container(system.kubectl, "operator", leader):
+            yield
+    else:
+        system.kubectl("delete", "pod", leader, "--grace-period=0", "--force")
+        yield
