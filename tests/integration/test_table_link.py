@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from table_fakes import HandLog, assignment, message_batch, worker_settings
+from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Invalid, Retryable
 from tidewater_testing.process import ManagedProcess
 from tidewater_worker.link.client import TableLink
-from tidewater_worker.ports import Commits, Condition, Offer, TopicAssignment
+from tidewater_worker.ports import Commits, Offer, TopicAssignment
 
 SPEC = TopicSpec.model_validate({"writer": {"flushInterval": "1h"}, "freshness": "1h"})
 TOPIC = "shop/orders"
@@ -39,7 +40,8 @@ class Side:
 
     async def add(self) -> int | None:
         values = [f"v{self.log.end + i}".encode() for i in range(ROWS)]
-        self.log.append(message_batch(SPEC, values))
+        keys = [f"k{self.log.end + i}".encode() for i in range(ROWS)]
+        self.log.append(message_batch(SPEC, values, keys=keys))
         self.link.durable({TOPIC: {0: self.log.end}})
         return (await self.link.flush(TOPIC, {0: self.log.end}, 30)).snapshot_id
 
@@ -59,7 +61,7 @@ async def side(tmp_path: Path) -> AsyncIterator[Side]:
         await made.link.close()
 
 
-async def test_follow_columns_conditions_and_dropping(side: Side) -> None:
+async def test_follow_columns_filters_and_dropping(side: Side) -> None:
     await side.link.ping(30)
     first = await side.add()
     seen = await side.link.follow(TOPIC, None, 30)
@@ -69,15 +71,18 @@ async def test_follow_columns_conditions_and_dropping(side: Side) -> None:
     await side.add()
     for news in await asyncio.gather(*waiting):
         assert news.partitions[0].next == 2 * ROWS
-    wanted = [Condition("tw_offset", ">=", ROWS + 1)]
     batches = [
-        batch async for batch in side.link.history(TOPIC, 0, 0, 2 * ROWS, 100, ["value"], wanted)
+        batch async for batch in side.link.history(TOPIC, 0, ROWS + 1, 2 * ROWS, 100, ["value"])
     ]
     rows = pa.Table.from_batches(batches)
     assert rows.column_names == ["tw_offset", "value"]
     assert rows["tw_offset"].to_pylist() == list(range(ROWS + 1, 2 * ROWS))
+    found = [each async for each in side.link.sift(TOPIC, 0, 1, 2 * ROWS, FilterSpec(key="k8"))]
+    assert [offset for each in found for offset in each.rows["tw_offset"].to_pylist()] == [8]
+    assert (found[0].start, found[-1].end) == (1, 2 * ROWS)
+    assert [each.end for each in found[:-1]] == [each.start for each in found[1:]]
     with pytest.raises(Invalid, match="InvalidFilter"):
-        async for _ in side.link.history(TOPIC, 0, 0, 1, 1, None, [Condition("no", "=", 1)]):
+        async for _ in side.link.sift(TOPIC, 0, 0, 1, FilterSpec(where="no = 1")):
             pass
     health = await side.link.stats(TOPIC)
     assert (health["small_files"], health["debt_files"]) == (2, 2)

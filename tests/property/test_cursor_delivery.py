@@ -88,7 +88,8 @@ class Deliveries(RuleBasedStateMachine):
             self.keys.setdefault(base + i, key)
         known = [self.keys[base + i] for i in range(len(fresh))]
         wanted = [wanted or base + i < self.end for i, (_, wanted) in enumerate(fresh)]
-        self.delivery.offer(base, known, wanted)
+        messages = {base + i: key for i, key in enumerate(known) if wanted[i]}
+        self.delivery.offer(base, base + len(known), messages)
         self.acked |= {base + i for i, is_wanted in enumerate(wanted) if not is_wanted}
         self.end = max(self.end, base + len(fresh))
 
@@ -270,7 +271,9 @@ class Deliveries(RuleBasedStateMachine):
             base = self.delivery.fetch_at
             count = min(self.delivery.room, self.end - base)
             if count > 0:
-                self.delivery.offer(base, [self.keys[base + i] for i in range(count)])
+                self.delivery.offer(
+                    base, base + count, {base + i: self.keys[base + i] for i in range(count)}
+                )
             for consumer in self.members:
                 for leased in self.delivery.take(consumer, self.now, 100):
                     assert leased.offset not in self.acked, "G4: delivered after its ack"

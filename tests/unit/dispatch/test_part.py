@@ -31,7 +31,7 @@ class Slow:
             return False
         if not self.is_live(delivery):
             await asyncio.sleep(0)
-        delivery.offer(delivery.fetch_at, [None])
+        delivery.offer(delivery.fetch_at, delivery.fetch_at + 1, {delivery.fetch_at: None})
         self.rung.set()
         return True
 

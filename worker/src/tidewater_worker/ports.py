@@ -8,11 +8,12 @@ lost with a restart is made good by the next.
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum, StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
+from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.errors import TidewaterError
 
 
@@ -164,18 +165,13 @@ class OfferAnswer(msgspec.Struct, frozen=True):
     """Until the next commit of the interval; -1 if nobody knows."""
 
 
-class Condition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A simple condition on a column; several of them must all hold."""
+class Sifted(NamedTuple):
+    """The rows of [start, end) that somebody wants: all other offsets of it were looked at."""
 
-    column: str
-    op: str
-    """`=`, `<`, `<=`, `>`, `>=`, or `prefix` for text and bytes."""
-    value: str | int | float | bool | None = None
-    """Dates, times and decimals as text."""
-    value_b64: str = ""
-    """For columns of bytes, such as `tw_key`."""
-    header: str = ""
-    """With the column `tw_headers`: which header."""
+    start: int
+    end: int
+    rows: pa.RecordBatch
+    """In the table's columns, by offset."""
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -205,13 +201,16 @@ class TableEngine(Protocol):
         end: int,
         max_rows: int,
         columns: Sequence[str] | None = None,
-        where: Sequence[Condition] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Read [start, end) from the table in offset order, contiguous, at most `max_rows`.
 
-        `columns`: only these, and `tw_offset`. `where`: only rows that meet all of it; `max_rows`
-        then bounds the offsets looked at, and whoever reads on does so at that bound.
+        `columns`: only these, and `tw_offset`.
         """
+
+    def sift(
+        self, topic: str, partition: int, start: int, end: int, wanted: FilterSpec
+    ) -> Iterator[Sifted]:
+        """Read what a filter wants of [start, end); the answers follow each other without a gap."""
 
     def follow(
         self,

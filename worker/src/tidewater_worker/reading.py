@@ -15,16 +15,19 @@ import pyarrow as pa
 
 from tidewater_core import names
 from tidewater_core.errors import Corrupt, Invalid, NotFound, Retryable
+from tidewater_worker.filters.wanted import Wanted
 from tidewater_worker.log.appender import Appender
 from tidewater_worker.log.reader import LogBatch, LogReader
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
+from tidewater_worker.ports import Sifted
 from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.topic import Topic
 
 STEP_BYTES: Final = 4 * 1024 * 1024
 SMALL_ROWS: Final = 16
 """Frames of so few messages are many: what all of them need is made once."""
+_ALL: Final = 1 << 62
 
 
 class Gone(NotFound):
@@ -87,6 +90,63 @@ class PartitionReader:
         finally:
             log.close()
 
+    async def sifted(self, wanted: Wanted | None) -> AsyncGenerator[Sifted, None]:
+        """Yield the wanted messages (None: all) up to the end of the log, in the table's columns.
+
+        Each answer begins where the one before it ended: what lies between wanted messages was
+        looked at, or its statistics say that nothing in it is wanted, or it was lost with a volume.
+        """
+        schema = table_arrow_schema(self.topic.spec)
+        log = LogReader(self.partition.directory)
+        try:
+            while True:
+                appender = log_of(self.partition)
+                start, past = self.offset, self.partition.past_gap(self.offset)
+                if past > start:
+                    self.offset = past
+                    yield Sifted(start, past, pa.RecordBatch.from_pylist([], schema))
+                    continue
+                if start >= appender.end:
+                    return
+                if start < appender.start:
+                    async for found in self._sifted_history(appender, wanted):
+                        yield found
+                    continue
+                for each in await self._log_step(appender, log):
+                    start = self.offset
+                    batch = each.batch.slice(start - each.base_offset)
+                    batch = with_offsets(batch, schema, self.partition.number, start)
+                    self.offset += batch.num_rows
+                    kept = batch if wanted is None else wanted.keep(batch)
+                    yield Sifted(start, self.offset, kept)
+        finally:
+            log.close()
+
+    async def _sifted_history(
+        self, appender: Appender, wanted: Wanted | None
+    ) -> AsyncIterator[Sifted]:
+        if wanted is None:
+            async for batch in self._history(appender, _ALL):
+                yield Sifted(self.offset - batch.num_rows, self.offset, batch)
+            return
+        end = self._history_end(appender)
+        try:
+            async for found in self.node.link.sift(
+                str(self.topic.name), self.partition.number, self.offset, end, wanted.spec
+            ):
+                if found.start != self.offset or found.end <= found.start:
+                    raise Corrupt(
+                        "HistoryGap",
+                        f"[{found.start}, {found.end}) was read where {self.offset} is expected",
+                    )
+                self.offset = found.end
+                yield found
+        except Invalid as error:
+            if error.reason != "InvalidFilter":
+                raise
+            # It is valid here: the table process has yet to hear of the topic's new columns.
+            raise Retryable("HistoryNotReady", error.message, 500) from error
+
     async def _log_step(self, appender: Appender, log: LogReader) -> list[LogBatch]:
         found = appender.tail.read(self.offset, appender.end, STEP_BYTES)
         if found:
@@ -98,7 +158,8 @@ class PartitionReader:
                 return []  # the segment went meanwhile: the table has it
             raise
 
-    async def _history(self, appender: Appender, limit: int) -> AsyncIterator[pa.RecordBatch]:
+    def _history_end(self, appender: Appender) -> int:
+        """Return how far the table is to be read from here, or raise why it cannot be."""
         table = self.partition.table
         if self.offset < table.start:
             raise Gone(
@@ -110,6 +171,10 @@ class PartitionReader:
             raise Retryable(
                 "HistoryNotReady", "the table's frontier is not known yet; try again", 500
             )
+        return end
+
+    async def _history(self, appender: Appender, limit: int) -> AsyncIterator[pa.RecordBatch]:
+        end = self._history_end(appender)
         async for batch in self.node.link.history(
             str(self.topic.name), self.partition.number, self.offset, end, limit, self.columns
         ):

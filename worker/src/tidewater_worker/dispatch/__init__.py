@@ -6,7 +6,6 @@ policy       how a subscription delivers                                       (
 keyshared    which consumer a key or partition belongs to                     (pure)
 members      which consumers there are                                        (pure)
 ackid        the text that a consumer acknowledges with                       (pure)
-filtering    which messages a subscription wants
 window       fetches messages, in bounded memory
 idle         memory given back when nobody pulls
 bell         waking up consumers when a topic has news

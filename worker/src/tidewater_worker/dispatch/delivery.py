@@ -164,23 +164,24 @@ class Delivery:
 
     # ---- in
 
-    def offer(
-        self, base: int, keys: Sequence[int | None], wanted: Sequence[bool] | None = None
-    ) -> None:
-        """Take fetched messages from `base` on; those not `wanted` count as acknowledged.
+    def offer(self, base: int, end: int, keys: Mapping[int, int | None]) -> None:
+        """Take the fetched messages of [base, end); offsets not among them count as acknowledged.
 
-        `keys` has one entry a message: what orders it with `Order.KEY`, None for no key.
+        `keys` has the messages by offset, in order: what orders each with `Order.KEY`, None for no
+        key.
         """
         assert base >= self.fetched, "messages are offered in order"
         assert self.cursor.acknowledged_from(self.fetched) >= base, "nothing is left out"
-        end = base + len(keys)
-        if wanted is not None:
-            for i, is_wanted in enumerate(wanted):
-                if not is_wanted:
-                    self.cursor.add(base + i, base + i + 1)
+        if len(keys) < end - base:
+            at = base
+            for offset in keys:
+                assert at <= offset < end, "messages are in order, and of this range"
+                self.cursor.add(at, offset)
+                at = offset + 1
+            self.cursor.add(at, end)
         for start, stop in self.cursor.open_ranges(base, end):
             for offset in range(start, stop):
-                self._add(offset, keys[offset - base])
+                self._add(offset, keys[offset])
         self.fetched = end
 
     def restore(self, offset: int, key: int | None) -> bool:

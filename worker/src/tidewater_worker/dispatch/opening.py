@@ -12,11 +12,11 @@ from tidewater_worker.dispatch.cursor import (
     decode_ranges,
 )
 from tidewater_worker.dispatch.delivery import Delivery
-from tidewater_worker.dispatch.filtering import Mask, make_filter
 from tidewater_worker.dispatch.part import Part, policy_of
 from tidewater_worker.dispatch.starting import start_offsets
 from tidewater_worker.dispatch.store import ProgressStore
 from tidewater_worker.dispatch.window import Window
+from tidewater_worker.filters.wanted import Wanted, make_filter
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
@@ -74,7 +74,7 @@ class Opener:
         topic: Topic,
         partition: Partition,
         data: bytes | None,
-        wanted: Mask | None,
+        wanted: Wanted | None,
     ) -> Part | None:
         """Go on where the last owner stopped; None: this partition begins anew."""
         if data is None:
@@ -95,7 +95,7 @@ class Opener:
         spec: SubscriptionSpec,
         topic: Topic,
         partitions: list[Partition],
-        wanted: Mask | None,
+        wanted: Wanted | None,
         parts: dict[int, Part],
     ) -> None:
         offsets = await start_offsets(self._node, topic, spec.start_from, partitions)
@@ -127,7 +127,7 @@ class Opener:
         partition: Partition,
         cursor: Cursor,
         generation: int,
-        wanted: Mask | None,
+        wanted: Wanted | None,
         token: str | None,
         first_lease: int = 0,
         failures: Mapping[int, int] | None = None,

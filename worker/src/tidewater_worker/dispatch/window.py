@@ -2,7 +2,8 @@
 
 Reading goes on where it stopped as long as that is possible: a stream from the table is not begun
 anew for each pull. What was fetched is kept as batches up to a bound; a message that is delivered
-again later is read again.
+again later is read again. What a filter leaves out is not fetched at all: an answer is the wanted
+messages and the range of offsets that they were found in.
 """
 
 from bisect import bisect_right
@@ -10,17 +11,19 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tidewater_core import names
 from tidewater_core.crd.subscription import Isolation
 from tidewater_core.errors import Corrupt
 from tidewater_worker.dispatch.delivery import Delivery
-from tidewater_worker.dispatch.filtering import Mask
 from tidewater_worker.dispatch.keyshared import key_hash
 from tidewater_worker.dispatch.policy import Leased, Order
+from tidewater_worker.filters.wanted import Wanted
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
+from tidewater_worker.ports import Sifted
 from tidewater_worker.reading import PartitionReader
 from tidewater_worker.topic import Topic
 
@@ -30,7 +33,7 @@ FETCH_ROWS_MIN: Final = 256
 FETCH_ROWS_MAX: Final = 8_192
 NEAR_ROWS: Final = 512
 """Messages to be read again that are this near to each other are read in one go."""
-_STREAM_ROWS: Final = 1 << 62
+_OFFSET_MAX: Final = 1 << 62
 
 
 class Piece(NamedTuple):
@@ -55,22 +58,21 @@ class Window:
         topic: Topic,
         partition: Partition,
         isolation: Isolation,
-        wanted: Mask | None,
+        wanted: Wanted | None,
     ) -> None:
         self._node, self._topic, self._partition = node, topic, partition
         self._isolation = isolation
         self._wanted = wanted
-        self._reader: PartitionReader | None = None
-        self._stream: AsyncGenerator[pa.RecordBatch, None] | None = None
-        self._left: pa.RecordBatch | None = None
-        """What of the last batch was not offered yet."""
+        self._stream: AsyncGenerator[Sifted, None] | None = None
         self._at = -1
-        """Its first offset, or the stream's next."""
+        """The stream's next offset."""
+        self._left: Sifted | None = None
+        """What of the last answer was not offered yet."""
         self._row_bytes = 1
-        """About what a row of the batch takes that is being fetched from."""
-        self._bases: list[int] = []
-        self._kept: list[tuple[pa.RecordBatch, int]] = []
-        """Batches, and about what one of their rows takes."""
+        """About what a message of the answer takes that is being offered."""
+        self._starts: list[int] = []
+        self._kept: list[tuple[Sifted, int]] = []
+        """What was offered, and about what one message of it takes."""
         self._kept_bytes = 0
 
     @property
@@ -84,13 +86,13 @@ class Window:
     @property
     def kept_bytes(self) -> int:
         """Bytes of messages held in memory."""
-        left = 0 if self._left is None else self._left.num_rows
+        left = 0 if self._left is None else self._left.rows.num_rows
         return self._kept_bytes + left * self._row_bytes
 
     async def close(self) -> None:
         """Let go of everything that is held."""
         stream, self._stream, self._left = self._stream, None, None
-        self._bases, self._kept, self._kept_bytes = [], [], 0
+        self._starts, self._kept, self._kept_bytes = [], [], 0
         if stream is not None:
             await stream.aclose()
 
@@ -104,80 +106,83 @@ class Window:
 
         One call at a time, and none during a seek.
         """
-        begin = delivery.fetch_at
+        begin, end = delivery.fetch_at, self.end
         rows = min(delivery.room, max(want, FETCH_ROWS_MIN), FETCH_ROWS_MAX)
-        if rows <= 0 or begin >= self.end:
+        if rows <= 0 or begin >= end:
             return False
-        batch = await self._next(begin)
-        if batch is None:
+        found = await self._next(begin)
+        if found is None:
             return False
-        rows = min(rows, batch.num_rows, self.end - begin)
-        if rows <= 0:
-            self._left, self._at = batch, begin
+        part, self._left = _cut(found, rows, min(self.end, found.end))
+        if part.end <= begin:
             return False
-        part = batch.slice(0, rows)
-        self._left = batch.slice(rows) if rows < batch.num_rows else None
-        self._at = begin + rows
-        self._keep(begin, part, delivery.cursor.next)
-        delivery.offer(
-            begin, self._keys(part, delivery.policy.order), self._wanted and self._wanted(part)
-        )
+        self._keep(part, delivery.cursor.next)
+        delivery.offer(begin, part.end, self._keys(part.rows, delivery.policy.order))
         return True
 
-    async def _next(self, begin: int) -> pa.RecordBatch | None:
-        """Return the rest of the last batch or the next one; it begins at `begin`."""
-        if self._left is not None and self._at <= begin < self._at + self._left.num_rows:
-            return self._left.slice(begin - self._at)
+    async def _next(self, begin: int) -> Sifted | None:
+        """Return the rest of the last answer or the next one; it begins at `begin`."""
+        if self._left is not None and self._left.start <= begin < self._left.end:
+            return _from(self._left, begin)
+        self._left = None
         if self._stream is None or self._at != begin:
             if self._stream is not None:
                 await self._stream.aclose()
-            self._reader = PartitionReader(self._node, self._topic, self._partition, begin)
-            self._stream = self._reader.batches(_STREAM_ROWS)
-        self._left, self._at = None, begin
+            reader = PartitionReader(self._node, self._topic, self._partition, begin)
+            self._stream = reader.sifted(self._wanted)
         stream = self._stream
         try:
-            batch = await anext(stream)
+            found = await anext(stream)
         except StopAsyncIteration:
             self._stream = None
             return None
         except BaseException:
             self._stream = None
             raise
-        self._row_bytes = row_bytes(batch)
-        return batch
+        self._at = found.end
+        self._row_bytes = row_bytes(found.rows)
+        return found
 
-    def _keys(self, batch: pa.RecordBatch, order: Order) -> list[int | None]:
-        column = batch.column(names.TW_KEY)
+    def _keys(self, rows: pa.RecordBatch, order: Order) -> dict[int, int | None]:
+        """Return the messages by offset, each with what orders it."""
+        offsets, column = rows.column(names.TW_OFFSET).to_pylist(), rows.column(names.TW_KEY)
         if order is not Order.KEY or column.null_count == len(column):
-            return [None] * batch.num_rows
-        return [None if key is None else key_hash(key) for key in column.to_pylist()]
+            return dict.fromkeys(offsets)
+        keys = [None if key is None else key_hash(key) for key in column.to_pylist()]
+        return dict(zip(offsets, keys, strict=True))
 
     # ---- payloads
 
-    def _keep(self, base: int, batch: pa.RecordBatch, done: int) -> None:
-        """Keep a batch; let go of those that are acknowledged (below `done`) or too much."""
-        self._bases.append(base)
-        self._kept.append((batch, self._row_bytes))
-        self._kept_bytes += batch.num_rows * self._row_bytes
+    def _keep(self, part: Sifted, done: int) -> None:
+        """Keep messages; let go of those that are acknowledged (below `done`) or too much."""
+        if not part.rows.num_rows:
+            return
+        self._starts.append(part.start)
+        self._kept.append((part, self._row_bytes))
+        self._kept_bytes += part.rows.num_rows * self._row_bytes
         while len(self._kept) > 1 and (
-            self._kept_bytes > KEPT_BYTES_MAX or self._bases[0] + self._kept[0][0].num_rows <= done
+            self._kept_bytes > KEPT_BYTES_MAX or self._kept[0][0].end <= done
         ):
-            del self._bases[0]
+            del self._starts[0]
             oldest, size = self._kept.pop(0)
-            self._kept_bytes -= oldest.num_rows * size
+            self._kept_bytes -= oldest.rows.num_rows * size
 
     async def payloads(self, leases: Sequence[Leased]) -> AsyncGenerator[Piece, None]:
         """Yield the messages of deliveries, which are sorted by offset."""
         at = 0
         while at < len(leases):
-            i = bisect_right(self._bases, leases[at].offset) - 1
-            if i >= 0 and leases[at].offset < self._bases[i] + self._kept[i][0].num_rows:
-                (batch, size), base = self._kept[i], self._bases[i]
-                here = list(leases[at : at + _count_below(leases, at, base + batch.num_rows)])
-                yield Piece(_pick(batch, base, here), here, size)
-                at += len(here)
-                continue
-            upto = self._bases[i + 1] if i + 1 < len(self._bases) else _STREAM_ROWS
+            i = bisect_right(self._starts, leases[at].offset) - 1
+            upto = self._starts[i + 1] if i + 1 < len(self._starts) else _OFFSET_MAX
+            if i >= 0 and leases[at].offset < self._kept[i][0].end:
+                kept, size = self._kept[i]
+                here = list(leases[at : at + _count_below(leases, at, kept.end)])
+                picked = _pick(kept.rows, here)
+                if picked is not None:
+                    yield Piece(picked, here, size)
+                    at += len(here)
+                    continue
+                # One among them was not wanted when this was fetched: an ack was taken back.
+                upto = kept.end
             run = _near(leases, at, upto)
             async for piece in self._read_again(run):
                 yield piece
@@ -192,7 +197,9 @@ class Window:
                 count = _count_below(run, at, base + batch.num_rows)
                 if count:
                     here = run[at : at + count]
-                    yield Piece(_pick(batch, base, here), here, row_bytes(batch))
+                    picked = _pick(batch, here)
+                    assert picked is not None, "these are all messages"
+                    yield Piece(picked, here, row_bytes(batch))
                     at += count
         if at < len(run):
             raise Corrupt("MessageMissing", f"offset {run[at].offset} cannot be read again")
@@ -201,7 +208,7 @@ class Window:
 def row_bytes(batch: pa.RecordBatch) -> int:
     """Return about what one row takes, at least: a slice counts as all that it is cut from."""
     size: int = batch.get_total_buffer_size()
-    return max(size // int(batch.num_rows), 1)
+    return max(size // max(int(batch.num_rows), 1), 1)
 
 
 def _count_below(leases: Sequence[Leased], at: int, end: int) -> int:
@@ -221,8 +228,38 @@ def _near(leases: Sequence[Leased], at: int, upto: int) -> list[Leased]:
     return run
 
 
-def _pick(batch: pa.RecordBatch, base: int, leases: list[Leased]) -> pa.RecordBatch:
-    first, last = leases[0].offset, leases[-1].offset
+def _pick(rows: pa.RecordBatch, leases: list[Leased]) -> pa.RecordBatch | None:
+    """Return the messages of deliveries, which are sorted; None if one is not there."""
+    if rows.num_rows == len(leases) == 1:
+        return rows if rows.column(names.TW_OFFSET)[0].as_py() == leases[0].offset else None
+    offsets = rows.column(names.TW_OFFSET).to_numpy()
+    wanted = np.fromiter((leased.offset for leased in leases), np.int64, len(leases))
+    at = np.searchsorted(offsets, wanted)
+    if at[-1] >= len(offsets) or not bool(np.all(offsets[at] == wanted)):
+        return None
+    first, last = int(at[0]), int(at[-1])
     if last - first + 1 == len(leases):
-        return batch.slice(first - base, len(leases))
-    return batch.take(pa.array([leased.offset - base for leased in leases], pa.int64()))
+        return rows.slice(first, len(leases))
+    return rows.take(pa.array(at))
+
+
+def _from(found: Sifted, start: int) -> Sifted:
+    """Return an answer from an offset on."""
+    skip = int(np.searchsorted(found.rows.column(names.TW_OFFSET).to_numpy(), start))
+    return Sifted(start, found.end, found.rows.slice(skip))
+
+
+def _cut(found: Sifted, rows_max: int, end: int) -> tuple[Sifted, Sifted | None]:
+    """Divide an answer: so many messages at most, and none from `end` on; the rest, if any."""
+    if found.end <= end and found.rows.num_rows <= rows_max:
+        return found, None
+    offsets = found.rows.column(names.TW_OFFSET).to_numpy()
+    count = min(rows_max, int(np.searchsorted(offsets, end)))
+    if count < len(offsets):
+        end = min(end, int(offsets[count]))
+    if end >= found.end:
+        return found, None
+    return (
+        Sifted(found.start, end, found.rows.slice(0, count)),
+        Sifted(end, found.end, found.rows.slice(count)),
+    )

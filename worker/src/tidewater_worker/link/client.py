@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +11,15 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.errors import Retryable, TidewaterError
 from tidewater_worker.link import wire
 from tidewater_worker.ports import (
-    Condition,
     FlushResult,
     Followed,
     OfferAnswer,
     PartitionState,
+    Sifted,
     TopicAssignment,
     TopicState,
 )
@@ -37,6 +38,16 @@ OnOffer = Callable[[dict[str, Any], Callable[[OfferAnswer], None]], None]
 
 def _away() -> Retryable:
     return Retryable("TableProcessAway", "the table process is restarting", 200)
+
+
+def _sifted(piece: memoryview) -> Iterator[Sifted]:
+    with pa.ipc.open_stream(piece) as reader:
+        while True:
+            try:
+                batch, metadata = reader.read_next_batch_with_custom_metadata()
+            except StopIteration:
+                return
+            yield Sifted(int(metadata[b"start"]), int(metadata[b"end"]), batch)
 
 
 class TableLink:
@@ -151,22 +162,39 @@ class TableLink:
         end: int,
         max_rows: int,
         columns: Sequence[str] | None = None,
-        where: Sequence[Condition] = (),
     ) -> AsyncIterator[pa.RecordBatch]:
-        """Read a range of offsets from the table, in order.
-
-        `columns`: only these, and `tw_offset`. `where`: only rows that meet all of it; files and
-        row groups whose statistics rule it out are not read. There is no gap only without it.
-        """
-        call_id = next(self._ids)
+        """Read a range of offsets from the table, in order. `columns`: these and `tw_offset`."""
         message: dict[str, Any] = {
             "op": "history", "topic": topic, "partition": partition, "start": start, "end": end,
             "max_rows": max_rows,
         }  # fmt: skip
         if columns is not None:
             message["columns"] = list(columns)
-        if where:
-            message["where"] = list(where)
+        async with aclosing(self._pieces(message)) as pieces:
+            async for piece in pieces:
+                with pa.ipc.open_stream(piece) as reader:
+                    for batch in reader:
+                        yield batch
+
+    async def sift(
+        self, topic: str, partition: int, start: int, end: int, wanted: FilterSpec
+    ) -> AsyncGenerator[Sifted, None]:
+        """Read what a filter wants of a range of offsets; the answers follow each other.
+
+        Files and row groups whose statistics rule it out are not read.
+        """
+        message: dict[str, Any] = {
+            "op": "sift", "topic": topic, "partition": partition, "start": start, "end": end,
+            "wanted": wanted.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }  # fmt: skip
+        async with aclosing(self._pieces(message)) as pieces:
+            async for piece in pieces:
+                for sifted in _sifted(piece):
+                    yield sifted
+
+    async def _pieces(self, message: dict[str, Any]) -> AsyncGenerator[memoryview, None]:
+        """Ask for one piece after the other; whoever stops early lets the table process know."""
+        call_id = next(self._ids)
         finished = False
         try:
             while True:
@@ -174,9 +202,7 @@ class TableLink:
                 if piece is None:
                     finished = True
                     return
-                with pa.ipc.open_stream(piece) as reader:
-                    for batch in reader:
-                        yield batch
+                yield piece
                 message = {"op": "more"}
         finally:
             if not finished:

@@ -18,13 +18,14 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_worker.link import wire
 from tidewater_worker.ports import (
-    Condition,
     Followed,
     Offer,
     OfferAnswer,
+    Sifted,
     TableEngine,
     TopicAssignment,
     TopicState,
@@ -33,6 +34,8 @@ from tidewater_worker.ports import (
 CALLS_AT_ONCE: Final = 16
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """History is sent in pieces of about this size."""
+PIECE_ANSWERS: Final = 4
+"""Windows of offsets that a filter looks through for one piece."""
 log = logging.getLogger(__name__)
 
 
@@ -40,8 +43,8 @@ class _Stop(Exception):
     """SIGTERM came."""
 
 
-def _piece(batches: Iterator[pa.RecordBatch]) -> memoryview | None:
-    """Encode the next batches as an Arrow stream; None at the end.
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[memoryview]:
+    """Encode batches as Arrow streams of some batches each.
 
     What the reader gives is small (`history.GIVEN_BYTES`), so a piece is little more than its size.
     """
@@ -51,13 +54,35 @@ def _piece(batches: Iterator[pa.RecordBatch]) -> memoryview | None:
         gathered.append(batch)
         size += batch.nbytes
         if size >= PIECE_BYTES:
-            break
-    if not gathered:
-        return None
+            yield _encoded([(batch, None) for batch in gathered])
+            gathered, size = [], 0
+    if gathered:
+        yield _encoded([(batch, None) for batch in gathered])
+
+
+def _sifted_pieces(found: Iterator[Sifted]) -> Iterator[memoryview]:
+    """Encode answers to a filter, each batch with the offsets that it stands for.
+
+    Long stretches without a wanted row make small pieces: each is an answer, so that the edge
+    neither gives up waiting nor looks through the same rows again when it must begin anew.
+    """
+    gathered: list[tuple[pa.RecordBatch, dict[str, str] | None]] = []
+    size = 0
+    for sifted in found:
+        gathered.append((sifted.rows, {"start": str(sifted.start), "end": str(sifted.end)}))
+        size += sifted.rows.nbytes
+        if size >= PIECE_BYTES or len(gathered) >= PIECE_ANSWERS:
+            yield _encoded(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield _encoded(gathered)
+
+
+def _encoded(batches: list[tuple[pa.RecordBatch, dict[str, str] | None]]) -> memoryview:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, gathered[0].schema) as writer:
-        for batch in gathered:
-            writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, batches[0][0].schema) as writer:
+        for batch, metadata in batches:
+            writer.write_batch(batch, custom_metadata=metadata)
     return memoryview(sink.getvalue())
 
 
@@ -73,7 +98,7 @@ class _Connection:
     ) -> None:
         self._peer, self._engine, self._pool, self._offered = peer, engine, pool, offered
         self._sending = threading.Lock()
-        self._history: dict[int, Iterator[pa.RecordBatch]] = {}
+        self._history: dict[int, Iterator[memoryview]] = {}
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send a message, given in parts so that a large one need not be copied."""
@@ -196,11 +221,18 @@ class _Connection:
                 ends = engine.frontier_at(message["topic"], message["snapshot_id"], message["tag"])
                 return {"result": ends}
             case "history":
-                self._history[call_id] = engine.history(
+                batches = engine.history(
                     message["topic"], message["partition"], message["start"], message["end"],
                     message["max_rows"], message.get("columns"),
-                    msgspec.convert(message.get("where", []), list[Condition]),
                 )  # fmt: skip
+                self._history[call_id] = _pieces(batches)
+                return self._more(call_id)
+            case "sift":
+                found = engine.sift(
+                    message["topic"], message["partition"], message["start"], message["end"],
+                    FilterSpec.model_validate(message["wanted"]),
+                )  # fmt: skip
+                self._history[call_id] = _sifted_pieces(found)
                 return self._more(call_id)
             case "more":
                 return self._more(call_id)
@@ -211,8 +243,8 @@ class _Connection:
                 raise ValueError(f"no call named {unknown!r}")
 
     def _more(self, call_id: int) -> dict[str, Any] | None:
-        batches = self._history.get(call_id)
-        piece = _piece(batches) if batches is not None else None
+        pieces = self._history.get(call_id)
+        piece = next(pieces, None) if pieces is not None else None
         if piece is None:
             self._history.pop(call_id, None)
             return {"result": None}

@@ -10,33 +10,36 @@ never more memory and never a wrong answer.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidewater_core import names
+from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.errors import Corrupt, Invalid, Retryable
-from tidewater_worker.ports import Condition
+from tidewater_worker.filters.wanted import make_filter
+from tidewater_worker.ports import Sifted
 from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.table.catalog import TableCatalog
+from tidewater_worker.table.cover import Span, check_cover, missing
 from tidewater_worker.table.frontier import UNWRITTEN
 from tidewater_worker.table.opening import TopicTable
-from tidewater_worker.table.pushdown import Picking, filtered
-from tidewater_worker.table.ranges import OFFSET_MAX, RangeIndex, RowGroup
+from tidewater_worker.table.ranges import OFFSET_MAX, FileRange, RangeIndex, RowGroup
 from tidewater_worker.table.row_groups import RowGroups, offsets_of
+from tidewater_worker.table.sift import GIVEN_BYTES, Skipping, sift
 from tidewater_worker.table.view import TableView, view_of
 
 log = logging.getLogger(__name__)
 
 WINDOW_ROWS_MAX: Final = 131_072
 WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024
-"""About this much is sorted and given at once."""
-GIVEN_BYTES: Final = 2 * 1024 * 1024
-"""About this much is in one batch: whoever sends it on holds some copies."""
+"""About this much is sorted at once."""
 
 Pin = Callable[[int, int], None]
+Files = Iterator[FileRange]
+_T = TypeVar("_T")
 
 
 class HistoryReader:
@@ -56,6 +59,8 @@ class HistoryReader:
         self._pin = pin
         self._index = index
         self._view: TableView | None = None
+        self.skipping = Skipping()
+        """What filters saved here."""
 
     @property
     def where(self) -> TopicTable:
@@ -80,22 +85,66 @@ class HistoryReader:
         end: int,
         max_rows: int,
         columns: Sequence[str] | None = None,
-        where: Sequence[Condition] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows [start, end), at most `max_rows`, as far as the table has them."""
         end = min(end, start + max_rows)
+        read, give = _chosen(table_arrow_schema(self._where().spec), columns)
+
+        def pinned(view: TableView, files: Files, span: Span) -> Iterator[pa.RecordBatch]:
+            groups = self._index.row_groups(files, view.table.io, partition, *span)
+            reader = RowGroups(self._index, view, partition, read, self._ahead)
+            for batch in _windows(reader, groups, partition, *span):
+                if batch.num_rows:
+                    yield batch if len(give) == len(read) else batch.select(give)
+
+        def end_of(batch: pa.RecordBatch) -> int:
+            return int(batch.column(names.TW_OFFSET)[-1].as_py()) + 1
+
+        yield from self._pinning(partition, start, end, pinned, end_of)
+
+    def sift(self, partition: int, start: int, end: int, spec: FilterSpec) -> Iterator[Sifted]:
+        """Yield the rows of [start, end) that a filter wants, as far as the table has them."""
+        topic = self._where().spec
+        schema, wanted = table_arrow_schema(topic), make_filter(spec, topic)
+        if wanted is None:
+            raise Invalid("InvalidFilter", "a filter that asks for nothing")
+
+        def pinned(view: TableView, files: Files, span: Span) -> Iterator[Sifted]:
+            return sift(
+                self._index, view, files, partition, span, schema, wanted, self._ahead,
+                self.skipping,
+            )  # fmt: skip
+
+        yield from self._pinning(partition, start, end, pinned, lambda sifted: sifted.end)
+
+    @property
+    def _ahead(self) -> int:
+        return max(1, self._where().spec.reader.prefetch)
+
+    def _pinning(
+        self,
+        partition: int,
+        start: int,
+        end: int,
+        read: Callable[[TableView, Files, Span], Iterator[_T]],
+        end_of: Callable[[_T], int],
+    ) -> Iterator[_T]:
+        """Read from one snapshot, which is pinned, and from the newest if its files are removed."""
         if start < 0 or end <= start:
             return
-        picking = Picking.of(table_arrow_schema(self._where().spec), columns, where)
         view = self.view(partition, end)
         position, stale = start, False
         while position < end:
             check_window(view, partition, position)
             try:
-                for batch in self._read_pinned(view, partition, position, end, picking):
-                    if batch.num_rows:
-                        position = batch.column(names.TW_OFFSET)[-1].as_py() + 1
-                        yield batch
+                upto = min(end, view.frontiers.get(partition, UNWRITTEN).next)
+                if view.snapshot_id is None or position >= upto:
+                    return
+                with self._pinned(view.snapshot_id):
+                    files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
+                    for found in read(view, files, (position, upto)):
+                        position = end_of(found)
+                        yield found
                 return
             except FileNotFoundError as error:
                 # The snapshot was expired and its files removed while we read: go on in the newest.
@@ -103,24 +152,6 @@ class HistoryReader:
                     raise Retryable("FileMissing", f"a data file is missing: {error}") from error
                 before, view = view, self.view(partition, end, newest=True)
                 stale = before.snapshot_id == view.snapshot_id
-
-    def _read_pinned(
-        self, view: TableView, partition: int, start: int, end: int, picking: Picking
-    ) -> Iterator[pa.RecordBatch]:
-        end = min(end, view.frontiers.get(partition, UNWRITTEN).next)
-        if view.snapshot_id is None or start >= end:
-            return
-        ahead = max(1, self._where().spec.reader.prefetch)
-        with self._pinned(view.snapshot_id):
-            files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
-            groups = self._index.row_groups(files, view.table.io, partition, start, end)
-            reader = RowGroups(self._index, view, partition, picking.read, ahead)
-            if picking.tests:
-                groups = reader.matching(groups, picking.tests)
-                yield from _matching(reader, groups, start, end, picking)
-                return
-            for batch in _windows(reader, groups, partition, start, end):
-                yield picking.given(batch)
 
     @contextmanager
     def _pinned(self, snapshot_id: int) -> Iterator[None]:
@@ -181,40 +212,19 @@ class HistoryReader:
         return False
 
 
-def _matching(
-    reader: RowGroups, groups: list[RowGroup], start: int, end: int, picking: Picking
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of [start, end) that meet the conditions; close the reader in the end.
-
-    Row groups without such rows are not read, so only what is read is checked: no offset twice.
-    """
-    row_bytes = _row_bytes(groups)
-    window_rows = max(1, min(WINDOW_ROWS_MAX, WINDOW_BYTES_MAX // row_bytes))
-    position = start
-    try:
-        while groups and position < end:
-            position = max(position, min(group.bounds.offsets[0] for group in groups))
-            upto = min(end, position + window_rows)
-            needed = [g for g in groups if g.bounds.offsets[0] < upto]
-            parts = reader.within(needed, groups[len(needed) :], position, upto)
-            found = [part for each in parts if (part := filtered(each, picking.tests)).num_rows]
-            if found:
-                rows = _sorted(pa.concat_tables(found)).select(list(picking.give))
-                yield from rows.to_batches(max_chunksize=max(1, GIVEN_BYTES // row_bytes))
-            position = upto
-            groups = [group for group in groups if group.bounds.offsets[1] >= position]
-    finally:
-        reader.close()
-
-
-def _sorted(rows: pa.Table) -> pa.Table:
-    offsets = offsets_of(rows)
-    if not bool(np.all(np.diff(offsets) > 0)):
-        order = np.argsort(offsets, kind="stable")
-        rows, offsets = rows.take(pa.array(order)), offsets[order]
-        if not bool(np.all(np.diff(offsets) > 0)):
-            raise Corrupt("RowsDoubled", "an offset is in the table twice")
-    return rows
+def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[pa.Schema, list[str]]:
+    """Return the columns to read, and those to give: the wanted ones and the offset."""
+    if columns is None:
+        return schema, schema.names
+    unknown = sorted(set(columns) - set(schema.names))
+    if unknown:
+        raise Invalid("UnknownColumn", f"there is no column {', '.join(unknown)}")
+    give = {names.TW_OFFSET, *columns}
+    read = {names.TW_PARTITION, *give}
+    return (
+        pa.schema([field for field in schema if field.name in read]),
+        [name for name in schema.names if name in give],
+    )
 
 
 def _row_bytes(groups: list[RowGroup]) -> int:
@@ -286,24 +296,10 @@ def _windows(
 def _ordered(parts: list[pa.Table], start: int, end: int, partition: int) -> pa.Table:
     """Join and sort the rows of a window; every offset must be there once."""
     if not parts:
-        raise _missing(partition, start)
+        raise missing(partition, start)
     rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
     offsets = offsets_of(rows)
-    if len(offsets) == end - start and offsets[0] == start and bool(np.all(np.diff(offsets) == 1)):
+    check_cover(partition, start, end, [], [offsets])
+    if bool(np.all(np.diff(offsets) == 1)):
         return rows
-    order = np.argsort(offsets, kind="stable")
-    offsets = offsets[order]
-    doubled = np.flatnonzero(np.diff(offsets) == 0)
-    if len(doubled):
-        raise Corrupt(
-            "RowsDoubled",
-            f"offset {int(offsets[doubled[0]])} of partition {partition} is in the table twice",
-        )
-    if len(offsets) != end - start:
-        expected = np.arange(start, end)
-        raise _missing(partition, int(np.setdiff1d(expected, offsets)[0]))
-    return rows.take(pa.array(order))
-
-
-def _missing(partition: int, offset: int) -> Corrupt:
-    return Corrupt("RowsMissing", f"offset {offset} of partition {partition} is not in the table")
+    return rows.take(pa.array(np.argsort(offsets, kind="stable")))

@@ -2,8 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
@@ -16,9 +16,12 @@ from pyiceberg.table.snapshots import Snapshot
 
 from tidewater_core import names
 from tidewater_core.errors import Corrupt, Invalid
+from tidewater_worker.table.facts import ColumnBounds, bounds_by_id
 
 FILES_CACHED_MAX: Final = 100_000
-"""Data files whose bounds are kept in memory, over all tables."""
+"""Data files whose bounds are kept in memory, over all tables; those of many columns count more."""
+COLUMNS_PER_FILE: Final = 8
+"""Columns whose bounds count as one file more in memory."""
 MANIFESTS_CACHED_MAX: Final = 5_000
 FOOTERS_CACHED_MAX: Final = 512
 LEFTOVER_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -40,6 +43,17 @@ class Bounds:
         first, last = self.offsets
         return low <= partition <= high and first < end and last >= start
 
+    def span(self, partition: int, rows: int) -> tuple[int, int] | None:
+        """Return the offsets [start, end) that so many rows must be; None if they may be others.
+
+        Rows of this partition alone, as many as there are offsets between the bounds: every one
+        of them is there, none is missing. All else has to be read before anybody can say that.
+        """
+        first, last = self.offsets
+        if self.partitions != (partition, partition) or last - first + 1 != rows:
+            return None
+        return first, last + 1
+
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
@@ -48,6 +62,9 @@ class FileRange:
     path: str
     bounds: Bounds
     nbytes: int = 0
+    rows: int = -1
+    columns: Mapping[int, ColumnBounds] = field(default_factory=dict, hash=False)
+    """What its manifest tells about the other columns, by field id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +168,8 @@ class RangeIndex:
         if ranges is None:
             entries = manifest.fetch_manifest_entry(io)
             ranges = tuple(_file_range(entry.data_file, columns) for entry in entries)
-            self._manifests.put(manifest.manifest_path, ranges, max(1, len(ranges)))
+            weight = sum(1 + len(each.columns) // COLUMNS_PER_FILE for each in ranges)
+            self._manifests.put(manifest.manifest_path, ranges, max(1, weight))
         return ranges
 
     def footer(self, path: str, io: FileIO) -> pq.FileMetaData:
@@ -170,12 +188,8 @@ class RangeIndex:
         found: list[RowGroup] = []
         for file in files:
             if file.bounds.meets(partition, start, end):
-                footer = self.footer(file.path, io)
-                found += [
-                    group
-                    for group in _row_groups(file, footer)
-                    if group.bounds.meets(partition, start, end)
-                ]
+                groups = row_groups_of(file, self.footer(file.path, io))
+                found += [g for g in groups if g.bounds.meets(partition, start, end)]
         return sorted(found, key=lambda group: group.bounds.offsets)
 
 
@@ -203,10 +217,17 @@ def _file_range(file: DataFile, columns: tuple[int, int, int]) -> FileRange:
             )
         )
     bounds = Bounds(found[0], found[1], found[2])
-    return FileRange(file.file_path, bounds, file.file_size_in_bytes)
+    return FileRange(
+        file.file_path,
+        bounds,
+        file.file_size_in_bytes,
+        file.record_count,
+        bounds_by_id(file, without=columns),
+    )
 
 
-def _row_groups(file: FileRange, footer: pq.FileMetaData) -> Iterator[RowGroup]:
+def row_groups_of(file: FileRange, footer: pq.FileMetaData) -> Iterator[RowGroup]:
+    """Yield the row groups of a file, in its order."""
     paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
     try:
         columns = [

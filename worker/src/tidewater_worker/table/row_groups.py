@@ -1,8 +1,8 @@
 """Decoding row groups for a reader: some ahead of need, each once if memory allows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from tidewater_core import names
-from tidewater_worker.table.pushdown import Test, group_may_match
 from tidewater_worker.table.ranges import RangeIndex, RowGroup
 from tidewater_worker.table.shape import FIELD_ID
 from tidewater_worker.table.view import TableView
@@ -23,72 +22,39 @@ this is held alone."""
 Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-class RowGroups:
-    """Decodes the row groups of one reader."""
+_T = TypeVar("_T")
 
-    def __init__(
-        self, index: RangeIndex, view: TableView, partition: int, wanted: pa.Schema, ahead: int
-    ) -> None:
+
+class Ahead(Generic[_T]):
+    """Makes something of row groups, on threads of its own."""
+
+    def __init__(self, index: RangeIndex, view: TableView, partition: int, ahead: int) -> None:
         self._index = index
         self._io = view.table.io
         self._schema = view.metadata.schema()
         self._partition = partition
-        self._wanted = wanted
         self._ahead = ahead
         self._pool = ThreadPoolExecutor(max(1, ahead), thread_name_prefix="history")
-        self._decoded: dict[RowGroup, Future[pa.Table]] = {}
+        self._decoded: dict[RowGroup, Future[_T]] = {}
 
     def close(self, position: int = -1) -> None:
-        """Stop reading ahead. A row group that was read up to `position` only is kept for the next.
-
-        Whoever reads a partition page by page would otherwise decode it once per page.
-        """
+        """Stop reading ahead; `position` says how far was read."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for group, future in self._decoded.items():
-            low, high = group.bounds.offsets
-            if low < position <= high and not future.cancelled() and future.exception() is None:
-                self._index.keep_leftover(self._key(group), future.result(), group.nbytes)
         self._decoded.clear()
 
-    def matching(self, groups: list[RowGroup], tests: Sequence[Test]) -> list[RowGroup]:
-        """Keep the row groups that can hold rows which meet all conditions."""
-        found: list[RowGroup] = []
-        paths: dict[str, dict[str, int]] = {}
-        for group in groups:
-            footer = self._index.footer(group.path, self._io)
-            if group.path not in paths:
-                paths[group.path] = self._paths(footer)
-            if group_may_match(footer.row_group(group.index), paths[group.path], tests):
-                found.append(group)
-        return found
+    def each(self, needed: list[RowGroup], later: list[RowGroup], end: int) -> Iterator[_T]:
+        """Yield what is made of the row groups, beginning with some of what follows.
 
-    def _paths(self, footer: pq.FileMetaData) -> dict[str, int]:
-        """Return where a file has the table's columns; it may know them under other names."""
-        columns = columns_by_name(footer.schema.to_arrow_schema(), self._schema, self._wanted)
-        ours = {there: name for name, there in columns.items()}
-        found: dict[str, int] = {}
-        for at in range(footer.num_columns):
-            top, dot, rest = footer.schema.column(at).path.partition(".")
-            if top in ours:
-                found[f"{ours[top]}{dot}{rest}"] = at
-        return found
-
-    def within(
-        self, needed: list[RowGroup], later: list[RowGroup], start: int, end: int
-    ) -> list[pa.Table]:
-        """Return the rows with offsets in [start, end), beginning to read some of what follows."""
+        What has rows at `end` or past it is kept for the next time, as far as memory allows.
+        """
         queue = needed + later
         for group in set(self._decoded).difference(queue):
             del self._decoded[group]
-        found: list[pa.Table] = []
         for position, group in enumerate(needed):
             self._begin(queue[position : position + 1 + self._ahead])
-            part = rows_within(self._decoded[group].result(), start, end)
-            if part.num_rows:
-                found.append(part)
+            yield self._decoded[group].result()
             if group.bounds.offsets[1] < end or self._held() > DECODED_BYTES_MAX:
                 del self._decoded[group]
-        return found
 
     def _begin(self, queue: list[RowGroup]) -> None:
         """Decode the first of the queue, and those after it that fit into memory."""
@@ -101,6 +67,52 @@ class RowGroups:
     def _held(self) -> int:
         return sum(group.nbytes for group in self._decoded)
 
+    def _decode(self, group: RowGroup) -> _T:
+        raise NotImplementedError
+
+    def _read(self, group: RowGroup, wanted: pa.Schema) -> pa.Table:
+        """Read some columns of a row group: the partition's rows."""
+        footer = self._index.footer(group.path, self._io)
+        with self._io.new_input(group.path).open() as source:
+            file = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
+            columns = columns_by_name(file.schema_arrow, self._schema, wanted)
+            rows = file.read_row_group(
+                group.index, columns=list(columns.values()), use_threads=False
+            )
+        low, high = group.bounds.partitions
+        if low != self._partition or high != self._partition:
+            rows = rows.filter(pc.equal(rows.column(columns[names.TW_PARTITION]), self._partition))
+        return conform(rows, columns, wanted)
+
+
+class RowGroups(Ahead[pa.Table]):
+    """Decodes the row groups of one reader."""
+
+    def __init__(
+        self, index: RangeIndex, view: TableView, partition: int, wanted: pa.Schema, ahead: int
+    ) -> None:
+        super().__init__(index, view, partition, ahead)
+        self._wanted = wanted
+
+    def close(self, position: int = -1) -> None:
+        """Stop reading ahead. A row group that was read up to `position` only is kept for the next.
+
+        Whoever reads a partition page by page would otherwise decode it once per page.
+        """
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for group, future in self._decoded.items():
+            low, high = group.bounds.offsets
+            if low < position <= high and not future.cancelled() and future.exception() is None:
+                self._index.keep_leftover(self._key(group), future.result(), group.nbytes)
+        super().close()
+
+    def within(
+        self, needed: list[RowGroup], later: list[RowGroup], start: int, end: int
+    ) -> list[pa.Table]:
+        """Return the rows with offsets in [start, end), beginning to read some of what follows."""
+        parts = (rows_within(rows, start, end) for rows in self.each(needed, later, end))
+        return [part for part in parts if part.num_rows]
+
     def _key(self, group: RowGroup) -> str:
         return f"{group.path}#{group.index}#{self._partition}#{','.join(self._wanted.names)}"
 
@@ -108,17 +120,7 @@ class RowGroups:
         left = self._index.take_leftover(self._key(group))
         if left is not None and left.schema == self._wanted:
             return left
-        footer = self._index.footer(group.path, self._io)
-        with self._io.new_input(group.path).open() as source:
-            file = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
-            columns = columns_by_name(file.schema_arrow, self._schema, self._wanted)
-            rows = file.read_row_group(
-                group.index, columns=list(columns.values()), use_threads=False
-            )
-        low, high = group.bounds.partitions
-        if low != self._partition or high != self._partition:
-            rows = rows.filter(pc.equal(rows.column(columns[names.TW_PARTITION]), self._partition))
-        return conform(rows, columns, self._wanted)
+        return self._read(group, self._wanted)
 
 
 def offsets_of(rows: pa.Table) -> Offsets:

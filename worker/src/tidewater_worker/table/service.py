@@ -8,17 +8,18 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidewater_core.clock import Clock, IdSource
+from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.ports import (
-    Condition,
     FlushResult,
     Followed,
     Offer,
     OfferAnswer,
     PartitionState,
+    Sifted,
     TopicAssignment,
     TopicState,
 )
@@ -167,11 +168,17 @@ class TableService:
         end: int,
         max_rows: int,
         columns: Sequence[str] | None = None,
-        where: Sequence[Condition] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Read [start, end) from the table in offset order, at most `max_rows`."""
         self._scheduler.poke(self._janitor, self._clock.monotonic() + JANITOR_S)
-        return self._reader(topic).read(partition, start, end, max_rows, columns, where)
+        return self._reader(topic).read(partition, start, end, max_rows, columns)
+
+    def sift(
+        self, topic: str, partition: int, start: int, end: int, wanted: FilterSpec
+    ) -> Iterator[Sifted]:
+        """Read what a filter wants of [start, end)."""
+        self._scheduler.poke(self._janitor, self._clock.monotonic() + JANITOR_S)
+        return self._reader(topic).sift(partition, start, end, wanted)
 
     def follow(
         self,
@@ -208,7 +215,8 @@ class TableService:
         spec = reader.where.spec
         target_bytes = int(spec.maintenance.target_file_size)
         health = self._health.look(view, target_bytes, self._clock.now_us())
-        return {**health, **({} if run is None else run.counters())}
+        filters = {"filters": reader.skipping.to_dict()}
+        return {**health, **({} if run is None else {**run.counters(), **filters})}
 
     def bounds(self, topic: str) -> dict[int, PartitionState]:
         """Return how far each partition is in the table now."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidewater_core.errors import Invalid
-from tidewater_worker.dispatch.where import parse_where
+from tidewater_worker.filters.where import parse_where
 
 UID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 SCHEMA = pa.schema(
@@ -61,7 +61,7 @@ BATCH = pa.RecordBatch.from_pylist(
     ],
 )
 def test_finds(text: str, rows: list[int]) -> None:
-    mask = parse_where(text, {field.name: field.type for field in SCHEMA})(BATCH)
+    mask = parse_where(text, {field.name: field.type for field in SCHEMA}).mask(BATCH)
     assert [i for i, found in enumerate(mask.to_pylist()) if found] == rows
 
 
@@ -88,3 +88,32 @@ def test_mistakes(text: str, told: str) -> None:
     with pytest.raises(Invalid) as caught:
         parse_where(text, fields)
     assert told in caught.value.message
+
+
+LARGE = (1 << 53) + 1
+"""The first integer that a float does not have."""
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (f"amount = {LARGE}", [1]),
+        (f"amount = {LARGE}.0", [1]),
+        (f"amount > {LARGE - 1}.5", [1]),
+        (f"amount >= {LARGE}.5", []),
+        (f"amount < {LARGE}.5", [0, 1]),
+        (f"amount <= {LARGE - 1}.5", [0]),
+        ("amount = 0.5", []),
+        ("amount != 0.5", [0, 1]),
+        ("amount > -1e40", [0, 1]),
+        ("amount < 1e40 AND amount > -1e-400", [0, 1]),
+        ("amount = 99999999999999999999", []),
+        ("NOT amount = 99999999999999999999", [0, 1]),
+        ("amount <= -99999999999999999999", []),
+    ],
+)
+def test_integers_are_compared_exactly(text: str, rows: list[int]) -> None:
+    values = pa.array([LARGE - 1, LARGE, None], pa.int64())
+    batch = pa.RecordBatch.from_arrays([values], ["amount"])
+    mask = parse_where(text, {"amount": pa.int64()}).mask(batch)
+    assert [i for i, found in enumerate(mask.to_pylist()) if found] == rows

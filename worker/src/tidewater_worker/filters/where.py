@@ -9,31 +9,34 @@
 Text stands for dates, times, decimals and UUIDs too. Null is neither true nor false.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidewater_core.errors import Invalid
+from tidewater_worker.filters.conditions import (
+    OPERATORS,
+    Both,
+    Compare,
+    Condition,
+    Either,
+    IsNull,
+    Not,
+    Settled,
+)
 
-Condition = Callable[[pa.RecordBatch], pa.Array]
 DEPTH_MAX: Final = 50
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)|'(?P<text>(?:[^']|'')*)'"
     r'|"(?P<quoted>[^"]+)"|(?P<word>[A-Za-z_]\w*)|(?P<sign><=|>=|<>|!=|[=<>(),]))'
 )
-_COMPARE: Final[dict[str, Callable[..., pa.Array]]] = {
-    "=": pc.equal,
-    "!=": pc.not_equal,
-    "<>": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
+_LONG_MIN: Final = -(1 << 63)
+_LONG_MAX: Final = (1 << 63) - 1
 _Token = tuple[str, str]
 
 
@@ -105,27 +108,21 @@ class _Parser:
     # ---- grammar
 
     def _or(self) -> Condition:
-        return self._chain(self._and, "OR", pc.or_kleene)
+        return self._chain(self._and, "OR", Either)
 
     def _and(self) -> Condition:
-        return self._chain(self._not, "AND", pc.and_kleene)
+        return self._chain(self._not, "AND", Both)
 
     def _chain(
-        self, part: Callable[[], Condition], word: str, join: Callable[..., pa.Array]
+        self,
+        part: Callable[[], Condition],
+        word: str,
+        join: Callable[[tuple[Condition, ...]], Condition],
     ) -> Condition:
         parts = [part()]
         while self._word(word):
             parts.append(part())
-        if len(parts) == 1:
-            return parts[0]
-
-        def joined(batch: pa.RecordBatch) -> pa.Array:
-            found = parts[0](batch)
-            for other in parts[1:]:
-                found = join(found, other(batch))
-            return found
-
-        return joined
+        return parts[0] if len(parts) == 1 else join(tuple(parts))
 
     def _not(self) -> Condition:
         self._depth += 1
@@ -133,8 +130,7 @@ class _Parser:
             raise _invalid(f"is nested more than {DEPTH_MAX} deep")
         try:
             if self._word("NOT"):
-                inner = self._not()
-                return lambda batch: pc.invert(inner(batch))
+                return Not(self._not())
             if self._sign("("):
                 inner = self._or()
                 self._need(")")
@@ -149,31 +145,23 @@ class _Parser:
             is_not = self._word("NOT")
             if not self._word("NULL"):
                 raise _invalid(f"expected NULL{self._before()}")
-            check = pc.is_valid if is_not else pc.is_null
-            return lambda batch: check(batch.column(name))
+            return Not(IsNull(name)) if is_not else IsNull(name)
         is_not = self._word("NOT")
         if self._word("IN"):
-            return self._in(name, kind, is_not)
-        sign = None if is_not else self._sign(*_COMPARE)
+            found = self._in(name, kind)
+            return Not(found) if is_not else found
+        sign = None if is_not else self._sign(*OPERATORS, "<>")
         if sign is None:
             raise _invalid(f"expected a comparison after {name!r}")
-        compare, value = _COMPARE[sign], self._literal(name, kind)
-        return lambda batch: compare(batch.column(name), value)
+        return self._compared(name, kind, "!=" if sign == "<>" else sign)
 
-    def _in(self, name: str, kind: pa.DataType, is_not: bool) -> Condition:
+    def _in(self, name: str, kind: pa.DataType) -> Condition:
         self._need("(")
-        values = [self._literal(name, kind)]
+        found = [self._compared(name, kind, "=")]
         while self._sign(","):
-            values.append(self._literal(name, kind))
+            found.append(self._compared(name, kind, "="))
         self._need(")")
-
-        def is_in(batch: pa.RecordBatch) -> pa.Array:
-            found = pc.equal(batch.column(name), values[0])
-            for value in values[1:]:
-                found = pc.or_kleene(found, pc.equal(batch.column(name), value))
-            return pc.invert(found) if is_not else found
-
-        return is_in
+        return found[0] if len(found) == 1 else Either(tuple(found))
 
     def _column(self) -> tuple[str, pa.DataType]:
         if self._at >= len(self._tokens):
@@ -188,24 +176,37 @@ class _Parser:
         self._at += 1
         return name, self._fields[name]
 
-    def _literal(self, name: str, kind: pa.DataType) -> pa.Scalar:
+    def _compared(self, name: str, kind: pa.DataType, op: str) -> Condition:
+        """Read a value, and compare a column with it."""
         if self._at >= len(self._tokens):
             raise _invalid("ends where a value is expected")
         what, text = self._tokens[self._at]
         self._at += 1
         try:
-            return _scalar(what, text, kind)
+            if what == "number" and pa.types.is_integer(kind):
+                return _whole(name, op, Decimal(text))
+            return Compare(name, op, _scalar(what, text, kind))
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise _invalid(f"{text!r} cannot be compared with {name!r} ({kind})") from error
+
+
+def _whole(name: str, op: str, number: Decimal) -> Condition:
+    """Compare integers with any number, exactly: as floats the large ones could not be told apart.
+
+    What lies between two integers compares like the lower one, but equals none.
+    """
+    if number != number.to_integral_value():
+        if op in ("=", "!="):
+            return Settled(name, op == "!=")
+        op = {"<": "<=", ">=": ">"}.get(op, op)
+    if not _LONG_MIN <= number <= _LONG_MAX:
+        return Settled(name, op == "!=" or (op in ("<", "<=") if number > 0 else op in (">", ">=")))
+    return Compare(name, op, pa.scalar(math.floor(number), pa.int64()))
 
 
 def _scalar(what: str, text: str, kind: pa.DataType) -> pa.Scalar:
     value: Any
     if what == "number" and not pa.types.is_boolean(kind):
-        # A fraction stays one: an integer column is compared with it as it is.
-        is_whole = text.lstrip("-").isdigit()
-        if pa.types.is_integer(kind):
-            return pa.scalar(int(text), pa.int64()) if is_whole else pa.scalar(float(text))
         if pa.types.is_floating(kind):
             return pa.scalar(float(text), pa.float64())
         if pa.types.is_decimal(kind):

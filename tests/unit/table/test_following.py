@@ -1,6 +1,5 @@
-"""Columns and conditions on history, and following what is committed."""
+"""Columns of history, and following what is committed."""
 
-import base64
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +11,8 @@ from table_fakes import SteppedClock, message_batch
 from table_faults import compact
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Invalid, Retryable, TidewaterError
-from tidewater_worker.ports import Condition, Followed
+from tidewater_worker.ports import Followed
 from tidewater_worker.table.follower import Follower
-from tidewater_worker.table.pushdown import may_match
-from tidewater_worker.table.row_groups import RowGroups
 from tidewater_worker.table.topic import TopicRun
 
 SPEC = TopicSpec.model_validate(
@@ -29,40 +26,6 @@ SPEC = TopicSpec.model_validate(
         }
     }
 )
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "op", "value", "expected"),
-    [
-        (1, 5, "=", 5, True),
-        (1, 5, "=", 6, False),
-        (1, 5, "<", 1, False),
-        (1, 5, "<=", 1, True),
-        (1, 5, ">", 5, False),
-        (1, 5, ">=", 5, True),
-        (b"ab1", b"ab9", "prefix", b"ab", True),
-        (b"ab1", b"ab9", "prefix", b"a", True),
-        (b"ab1", b"ab9", "prefix", b"ac", False),
-        ("a", "z", "prefix", "mm", True),
-        ("mz", "z", "prefix", "mm", False),
-    ],
-)
-def test_what_statistics_rule_out(low: Any, high: Any, op: str, value: Any, expected: bool) -> None:
-    assert may_match(low, high, op, value) is expected
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Count the row groups that are decoded."""
-    found: list[str] = []
-    decode = RowGroups._decode
-
-    def counted(self: RowGroups, group: Any) -> pa.Table:
-        found.append(group.path)
-        return decode(self, group)
-
-    monkeypatch.setattr(RowGroups, "_decode", counted)
-    return found
 
 
 @pytest.fixture
@@ -82,60 +45,14 @@ def run(bench: Bench) -> Iterator[TopicRun]:
     bench.settle(made)
 
 
-def b64(text: bytes) -> str:
-    return base64.b64encode(text).decode()
-
-
-@pytest.mark.parametrize(
-    ("where", "offsets", "groups"),
-    [
-        ([Condition("region", "=", "europe")], [4, 5, 6, 7], 1),
-        ([Condition("region", "=", "africa")], [], 0),
-        ([Condition("amount", ">=", "12.00")], [6, 8, 9, 10], 2),
-        ([Condition("tw_key", "=", value_b64=b64(b"k21"))], [9], 1),
-        ([Condition("tw_key", "prefix", value_b64=b64(b"k0"))], [0, 1, 2, 3], 1),
-        ([Condition("region", ">", "b"), Condition("amount", "<", 12)], [4, 5], 1),
-        ([Condition("day", "=", "2026-01-01")], [], 0),
-        ([Condition("tw_headers", "=", "eu", header="zone")], [], 0),
-    ],
-)
-def test_conditions_skip_row_groups(
-    run: TopicRun, decoded: list[str], where: list[Condition], offsets: list[int], groups: int
-) -> None:
-    found = list(run.reader.read(0, 0, 12, 100, where=where))
-    assert [o for batch in found for o in batch.column("tw_offset").to_pylist()] == offsets
-    assert len(decoded) == groups, "row groups that cannot match are not read"
-
-
-def test_columns_and_conditions_on_files_that_were_rewritten(bench: Bench, run: TopicRun) -> None:
+def test_columns_of_files_that_were_rewritten(bench: Bench, run: TopicRun) -> None:
     compact(bench.table())
-    where = [Condition("region", "=", "europe")]
-    found = list(run.reader.read(0, 2, 7, 100, ["amount"], where))
-    rows = pa.Table.from_batches(found)
+    rows = pa.Table.from_batches(run.reader.read(0, 2, 7, 100, ["amount"]))
     assert rows.column_names == ["tw_offset", "amount"]
-    assert rows["tw_offset"].to_pylist() == [4, 5, 6]
-    assert [int(v) for v in rows["amount"].to_pylist()] == [10, 11, 12]
+    assert rows["tw_offset"].to_pylist() == [2, 3, 4, 5, 6]
     (batch,) = run.reader.read(0, 0, 3, 100, ["region"])
     assert batch.schema.names == ["tw_offset", "region"]
     assert batch.column("region").to_pylist() == ["asia"] * 3
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Condition("nowhere", "=", 1),
-        Condition("amount", "~", 1),
-        Condition("amount", "prefix", "1"),
-        Condition("amount", "=", "much"),
-        Condition("amount", "=", None),
-        Condition("tw_key", "=", value_b64="?"),
-        Condition("tw_headers", "=", "x"),
-        Condition("tw_headers", "<", "x", header="a"),
-    ],
-)
-def test_conditions_that_nobody_can_meet_are_refused(run: TopicRun, wrong: Condition) -> None:
-    with pytest.raises(Invalid, match="InvalidFilter"):
-        list(run.reader.read(0, 0, 12, 100, where=[wrong]))
     with pytest.raises(Invalid, match="UnknownColumn"):
         list(run.reader.read(0, 0, 12, 100, ["nowhere"]))
 
