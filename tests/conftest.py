@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tidewater_testing.parts.aws import Aws
+from tidewater_testing.parts.postgres import Postgres
 from tidewater_testing.parts.rest_catalog import RestCatalog
 from tidewater_testing.parts.seaweed import SeaweedFS
 
@@ -33,6 +35,20 @@ def rest_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatal
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
     """SeaweedFS with S3 and a REST catalog; tests share it and use namespaces of their own."""
     with SeaweedFS(tmp_path_factory.mktemp("seaweedfs")) as part:
+        yield part
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """Start a PostgreSQL server; tests share it and use namespaces of their own."""
+    with Postgres(tmp_path_factory.mktemp("postgres")) as part:
+        yield part
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
+    """Start the stand-in of AWS; tests share it and use namespaces of their own."""
+    with Aws(tmp_path_factory.mktemp("aws")) as part:
         yield part
 
 

@@ -38,6 +38,10 @@ def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
             properties = request.getfixturevalue("rest_catalog").properties
         case "seaweedfs":
             properties = request.getfixturevalue("seaweedfs").properties
+        case "postgresql":
+            properties = request.getfixturevalue("postgres").properties(f"file://{tmp_path}/w")
+        case "glue":
+            properties = request.getfixturevalue("aws").properties
         case _:
             properties = {
                 "type": "sql",
@@ -103,7 +107,14 @@ def _settled(worker: Worker) -> None:
 
 @pytest.mark.parametrize(
     ("catalog", "of_zombie", "of_owner"),
-    [("sqlite", 5, 20), ("sqlite", 20, 5), ("rest", 5, 20), ("seaweedfs", 20, 5)],
+    [
+        ("sqlite", 5, 20),
+        ("sqlite", 20, 5),
+        ("rest", 5, 20),
+        ("seaweedfs", 20, 5),
+        ("postgresql", 5, 20),
+        ("glue", 20, 5),  # a stand-in of AWS
+    ],
     indirect=["catalog"],
 )
 def test_a_zombie_is_refused(

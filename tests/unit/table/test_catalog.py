@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from botocore import exceptions as aws
+from pyarrow.fs import AzureFileSystem
 from pyiceberg import exceptions as ice
 from pyiceberg.schema import Schema
 from requests import exceptions as http
@@ -25,6 +27,7 @@ from tidewater_core.errors import (
 from tidewater_core.settings import CatalogSettings
 from tidewater_worker.table import local_io
 from tidewater_worker.table.catalog import CommitRefused, commit_error, open_catalog, read_error
+from tidewater_worker.table.lake_io import LakeFileIO
 from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.topic import TopicRun
 
@@ -32,6 +35,13 @@ RAW = TopicSpec()
 NEVER_SENT = http.ConnectionError(
     MaxRetryError(None, "/", NewConnectionError(None, "refused"))  # type: ignore[arg-type]
 )
+
+
+def of_aws(code: str, status: int) -> Exception:
+    """Return what AWS's client makes of an answer."""
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    made: Exception = aws.ClientError(answer, "UpdateTable")
+    return made
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,11 @@ NEVER_SENT = http.ConnectionError(
         (http.ConnectionError("reset by peer"), OutcomeUnknown),
         (sqlite3.OperationalError("database is locked"), OutcomeUnknown),
         (ValueError("who knows when"), OutcomeUnknown),
+        (of_aws("AccessDeniedException", 400), Retryable),
+        (of_aws("InternalServiceException", 500), OutcomeUnknown),
+        (aws.EndpointConnectionError(endpoint_url="x"), Retryable),
+        (aws.ReadTimeoutError(endpoint_url="x"), OutcomeUnknown),
+        (aws.ConnectionClosedError(endpoint_url="x"), OutcomeUnknown),
     ],
 )
 def test_only_what_is_surely_refused_counts_as_refused(
@@ -67,6 +82,7 @@ def test_only_what_is_surely_refused_counts_as_refused(
         (ice.NoSuchNamespaceError("x"), NotFound, "TableMissing"),
         (ice.TableAlreadyExistsError("x"), Retryable, "TableExists"),
         (ice.OAuthError("x"), Retryable, "CatalogRejected"),
+        (of_aws("AccessDeniedException", 400), Retryable, "CatalogRejected"),
         (http.ConnectionError("x"), Retryable, "CatalogUnreachable"),
         (FileNotFoundError("metadata.json"), Retryable, "CatalogUnreachable"),
     ],
@@ -170,3 +186,26 @@ def test_a_table_can_be_made_where_the_namespace_is_not_ours_to_make(
     monkeypatch.setattr(catalog, "create_namespace_if_not_exists", forbidden)
     bench.topic(RAW, bench.log())
     assert isinstance(bench.table().schema(), Schema)
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("s3://lake/a/b", "lake/a/b"),
+        ("gs://lake/a/b", "lake/a/b"),
+        ("abfss://lake/a/b", "lake/a/b"),
+        ("abfss://lake@account.dfs.core.windows.net/a/b", "lake/a/b"),
+        ("abfs://lake@account.dfs.core.windows.net/a/b@c", "lake/a/b@c"),
+    ],
+)
+def test_where_a_location_is_in_its_store(location: str, path: str) -> None:
+    assert LakeFileIO.parse_location(location)[2] == path
+
+
+def test_an_azure_location_names_its_account() -> None:
+    files = LakeFileIO({"adls.account-key": "a2V5"})
+    scheme, authority, _ = files.parse_location("abfss://lake@there.dfs.core.windows.net/a")
+    store = files.fs_by_scheme(scheme, authority)
+    assert store == AzureFileSystem(account_name="there", account_key="a2V5")
+    named = LakeFileIO({"adls.account-name": "other", "adls.account-key": "a2V5"})
+    assert named.fs_by_scheme(scheme, authority) != store, "the settings come first"

@@ -34,7 +34,7 @@ Identifier = tuple[str, ...]
 _T = TypeVar("_T")
 
 DURABLE_IO: Final = "tidewater_worker.table.local_io.DurableFileIO"
-ARROW_IO: Final = "pyiceberg.io.pyarrow.PyArrowFileIO"
+LAKE_IO: Final = "tidewater_worker.table.lake_io.LakeFileIO"
 MESSAGE_CHARS_MAX: Final = 500
 
 
@@ -50,6 +50,9 @@ _REJECTED: Final = (
     ice.AuthorizationExpiredError,
     ice.TooManyRequestsError,
     ice.OAuthError,
+)
+_NOT_CONNECTED: Final = frozenset(
+    {"ConnectTimeout", "NewConnectionError", "ConnectTimeoutError", "EndpointConnectionError"}
 )
 _MISSING: Final = (ice.NoSuchTableError, ice.NoSuchNamespaceError, ice.NoSuchIdentifierError)
 
@@ -135,7 +138,7 @@ def commit_error(name: str, error: Exception) -> TidewaterError:
         return error
     if isinstance(error, _REFUSED):
         return CommitRefused("CommitRefused", f"{name}: {_text(error)}")
-    if isinstance(error, _REJECTED):
+    if isinstance(error, _REJECTED) or _aws_says_no(error):
         return Retryable("CatalogRejected", f"{name}: {_text(error)}")
     if _never_sent(error):
         return Retryable("CatalogUnreachable", f"{name}: {_text(error)}")
@@ -150,9 +153,18 @@ def read_error(what: str, error: Exception) -> TidewaterError:
         return NotFound("TableMissing", f"{what}: {_text(error)}")
     if isinstance(error, ice.TableAlreadyExistsError):
         return Retryable("TableExists", f"{what}: {_text(error)}")
-    if isinstance(error, _REJECTED):
+    if isinstance(error, _REJECTED) or _aws_says_no(error):
         return Retryable("CatalogRejected", f"{what}: {_text(error)}")
     return Retryable("CatalogUnreachable", f"{what}: {_text(error)}")
+
+
+def _aws_says_no(error: Exception) -> bool:
+    """Say if AWS answered that it did not do it: no right, too many requests, no such thing."""
+    answer = getattr(error, "response", None)
+    if not isinstance(answer, dict):
+        return False
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return 400 <= int(status) < 500
 
 
 def _never_sent(error: BaseException) -> bool:
@@ -161,7 +173,7 @@ def _never_sent(error: BaseException) -> bool:
     for _ in range(8):
         if seen is None:
             return False
-        if type(seen).__name__ in {"ConnectTimeout", "NewConnectionError", "ConnectTimeoutError"}:
+        if type(seen).__name__ in _NOT_CONNECTED:
             return True
         reason = getattr(seen, "reason", None)
         nested = seen.args[0] if seen.args and isinstance(seen.args[0], BaseException) else None
@@ -190,6 +202,10 @@ def open_catalog(settings: CatalogSettings) -> TableCatalog:
             from tidewater_worker.table.sql import open_sql
 
             return TableCatalog(open_sql(settings.name, properties))
+        if kind == "glue":
+            from tidewater_worker.table.glue import open_glue
+
+            return TableCatalog(open_glue(settings.name, properties))
         if kind == "in-memory":
             from tidewater_worker.table.sql import open_in_memory
 
@@ -219,4 +235,4 @@ def _file_io(properties: dict[str, str]) -> str:
     """Choose the FileIO: durable on a local disk, pyarrow's for every object store."""
     warehouse = properties.get("warehouse", "file:")
     local = warehouse.startswith(("file:", "/"))
-    return DURABLE_IO if local else ARROW_IO
+    return DURABLE_IO if local else LAKE_IO

@@ -62,10 +62,11 @@ def _files_of(view: TableView) -> list[str]:
         found = _filesystem(view.table.io, view.metadata.location)
         if found is None:
             return []
-        filesystem, path, prefix = found
+        filesystem, path = found
+        location = view.metadata.location.rstrip("/")
         selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
         return [
-            prefix + info.path
+            location + info.path.removeprefix(path)
             for info in filesystem.get_file_info(selector)
             if info.type is pafs.FileType.File
         ]
@@ -74,13 +75,12 @@ def _files_of(view: TableView) -> list[str]:
         return []
 
 
-def _filesystem(io: FileIO, location: str) -> tuple[pafs.FileSystem, str, str] | None:
-    """Return the store of a location, the path in it, and what makes a path a location again."""
+def _filesystem(io: FileIO, location: str) -> tuple[pafs.FileSystem, str] | None:
+    """Return the store of a location, and the path in it."""
     if not isinstance(io, PyArrowFileIO):
         return None
-    scheme, netloc, path = PyArrowFileIO.parse_location(location, io.properties)
-    at = location.rfind(path)
-    return io.fs_by_scheme(scheme, netloc), path.rstrip("/"), location[:at]
+    scheme, netloc, path = io.parse_location(location, io.properties)
+    return io.fs_by_scheme(scheme, netloc), path.rstrip("/")
 
 
 def _remove_directory(view: TableView) -> None:
@@ -88,7 +88,7 @@ def _remove_directory(view: TableView) -> None:
     found = _filesystem(view.table.io, view.metadata.location)
     if found is None or not isinstance(found[0], pafs.LocalFileSystem):
         return
-    filesystem, path, _ = found
+    filesystem, path = found
     selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
     infos = filesystem.get_file_info(selector)
     if any(info.type is pafs.FileType.File for info in infos):

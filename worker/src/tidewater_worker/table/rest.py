@@ -19,14 +19,10 @@ from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 
 from tidewater_core.clock import Clock, SystemClock
+from tidewater_worker.table.patience import connect_timeout_s, read_timeout_s
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S: Final = 5.0
-READ_TIMEOUT_S: Final = 30.0
-"""A commit without an answer by then counts as one of unknown outcome."""
-CONNECT_TIMEOUT_PROPERTY: Final = "tidewater.connect-timeout-s"
-READ_TIMEOUT_PROPERTY: Final = "tidewater.read-timeout-s"
 RENEW_AT: Final = 0.75
 """Part of a token's life after which it is renewed."""
 DEFAULT_SCOPE: Final = "catalog"
@@ -115,8 +111,7 @@ class PatientRestCatalog(RestCatalog):
 
     def _mount_timeouts(self, session: Session) -> None:
         adapter = TimeoutAdapter(
-            float(self.properties.get(CONNECT_TIMEOUT_PROPERTY, CONNECT_TIMEOUT_S)),
-            float(self.properties.get(READ_TIMEOUT_PROPERTY, READ_TIMEOUT_S)),
+            connect_timeout_s(self.properties), read_timeout_s(self.properties)
         )
         for prefix, mounted in list(session.adapters.items()):
             if type(mounted) is HTTPAdapter:

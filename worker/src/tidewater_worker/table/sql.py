@@ -6,72 +6,32 @@ Imported only where an SQL catalog is configured: it costs memory.
 from typing import Any, Final
 
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.table import StagedTable, Table
-from pyiceberg.table.locations import load_location_provider
-from pyiceberg.table.update import (
-    TableRequirement,
-    TableUpdate,
-    _apply_table_update,
-    _TableMetadataUpdateContext,
-    _update_table_metadata_log,
-)
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError
 from sqlalchemy.pool import StaticPool
+
+from tidewater_worker.table.lean import LeanCatalog
+from tidewater_worker.table.patience import connect_timeout_s, read_timeout_s
 
 SQLITE_BUSY_TIMEOUT_MS: Final = 30_000
 """How long one process waits for another that is writing to the catalog's file."""
-POSTGRES_CONNECT_TIMEOUT_S: Final = 5
+KEEPALIVE_PROBES: Final = 3
 MEMORY_WAREHOUSE: Final = "file:///tmp/tidewater/warehouse"
 
 
-class LeanSqlCatalog(SqlCatalog):
-    """SqlCatalog without the deep copy of all metadata that each commit makes.
-
-    The copy took a third of a commit's CPU and grew with the number of snapshots. Nothing here
-    changes metadata in place, so there is nothing to protect by copying.
-    """
-
-    def _update_and_stage_table(
-        self,
-        current_table: Table | None,
-        table_identifier: tuple[str, ...],
-        requirements: tuple[TableRequirement, ...],
-        updates: tuple[TableUpdate, ...],
-    ) -> StagedTable:
-        if current_table is None:
-            return super()._update_and_stage_table(
-                current_table, table_identifier, requirements, updates
-            )
-        for requirement in requirements:
-            requirement.validate(current_table.metadata)
-        context = _TableMetadataUpdateContext()
-        metadata = current_table.metadata
-        for update in updates:
-            metadata = _apply_table_update(update, metadata, context)
-        if context.has_changes():
-            metadata = _update_table_metadata_log(
-                metadata, current_table.metadata_location, current_table.metadata.last_updated_ms
-            )
-        metadata.spec().check_compatible(metadata.schema())
-        metadata.sort_order().check_compatible(metadata.schema())
-        version = self._parse_metadata_version(current_table.metadata_location) + 1
-        provider = load_location_provider(metadata.location, metadata.properties)
-        location = provider.new_table_metadata_file_location(version)
-        return StagedTable(
-            identifier=table_identifier,
-            metadata=metadata,
-            metadata_location=location,
-            io=self._load_file_io(properties=metadata.properties, location=location),
-            catalog=self,
-        )
+class LeanSqlCatalog(LeanCatalog, SqlCatalog):
+    """SqlCatalog with cheap commits."""
 
 
 def open_sql(name: str, properties: dict[str, str]) -> SqlCatalog:
     """Open a catalog in SQLite or PostgreSQL."""
     try:
-        return _open_sql(name, properties)
+        try:
+            return _open_sql(name, dict(properties))
+        except (IntegrityError, ProgrammingError):
+            # Another worker made the catalog's own tables at the same moment: now they are there.
+            return _open_sql(name, dict(properties))
     except ArgumentError as error:
         raise ValueError(f"uri {properties['uri'][:20]!r}…: {error}") from error
 
@@ -83,7 +43,8 @@ def _open_sql(name: str, properties: dict[str, str]) -> SqlCatalog:
         # The driver's own wait applies from the first statement, before any pragma can be set.
         url = url.update_query_dict({"timeout": str(SQLITE_BUSY_TIMEOUT_MS / 1000)})
     else:
-        url = url.update_query_dict({"connect_timeout": str(POSTGRES_CONNECT_TIMEOUT_S)})
+        # What the address says itself comes first.
+        url = url.set(query={**_postgres_patience(properties), **url.query})
         # A connection that the server dropped while we were idle must not fail a commit.
         properties.setdefault("pool_pre_ping", "true")
     properties["uri"] = url.render_as_string(hide_password=False)
@@ -92,6 +53,19 @@ def _open_sql(name: str, properties: dict[str, str]) -> SqlCatalog:
         event.listen(catalog.engine, "connect", _prepare_sqlite)
         catalog.engine.dispose()
     return catalog
+
+
+def _postgres_patience(properties: dict[str, str]) -> dict[str, str]:
+    """Give up on a server whose machine or network is gone: libpq would wait for hours."""
+    read_s = read_timeout_s(properties)
+    pause_s = max(1, round(read_s / (KEEPALIVE_PROBES + 1)))
+    return {
+        "connect_timeout": str(max(1, round(connect_timeout_s(properties)))),
+        "tcp_user_timeout": str(round(read_s * 1000)),
+        "keepalives_idle": str(pause_s),
+        "keepalives_interval": str(pause_s),
+        "keepalives_count": str(KEEPALIVE_PROBES),
+    }
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
