@@ -209,3 +209,10 @@ def test_an_azure_location_names_its_account() -> None:
     assert store == AzureFileSystem(account_name="there", account_key="a2V5")
     named = LakeFileIO({"adls.account-name": "other", "adls.account-key": "a2V5"})
     assert named.fs_by_scheme(scheme, authority) != store, "the settings come first"
+
+
+def test_the_image_has_what_catalogs_and_warehouses_import() -> None:
+    """In development they come along with other tools; the image has the worker's own alone."""
+    pins = Path(__file__).parents[3] / "requirements" / "worker.txt"
+    pinned = {line.partition("==")[0] for line in pins.read_text().splitlines() if "==" in line}
+    assert pinned >= {"boto3", "packaging", "psycopg2-binary", "sqlalchemy"}
