@@ -26,6 +26,11 @@ ICEBERG_JARS = (
         "org/apache/iceberg/iceberg-aws-bundle/1.12.0/iceberg-aws-bundle-1.12.0.jar",
         "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957",
     ),
+    # For SQL catalogs.
+    (
+        "org/postgresql/postgresql/42.7.14/postgresql-42.7.14.jar",
+        "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c",
+    ),
 )
 
 MLLIB = (

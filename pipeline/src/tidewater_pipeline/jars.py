@@ -55,6 +55,12 @@ ARTIFACTS: Final = (
         "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957",
     ),
     Artifact(
+        "org.postgresql",
+        "postgresql",
+        "42.7.14",
+        "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c",
+    ),
+    Artifact(
         "org.xerial",
         "sqlite-jdbc",
         "3.50.3.0",

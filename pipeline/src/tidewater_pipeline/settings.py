@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import CatalogSettings
@@ -18,6 +19,13 @@ _S3_KEYS: Final = {
     "s3.session-token": "s3.session-token",
     "s3.region": "client.region",
     "s3.path-style-access": "s3.path-style-access",
+    "client.region": "client.region",
+}
+# Credentials are AWS's own variables, which both programs read.
+_GLUE_KEYS: Final = {
+    "glue.endpoint": "glue.endpoint",
+    "glue.id": "glue.id",
+    "glue.region": "client.region",
 }
 _REST_KEYS: Final = ("uri", "warehouse", "credential", "token", "scope", "oauth2-server-uri")
 
@@ -90,6 +98,7 @@ def catalog_conf(properties: Mapping[str, str]) -> dict[str, str]:
         return {
             "type": "glue",
             "warehouse": properties.get("warehouse", ""),
+            **{ours: properties[key] for key, ours in _GLUE_KEYS.items() if key in properties},
             **_s3_conf(properties),
         }
     raise Invalid("UnsupportedCatalog", f"Spark cannot open a catalog of type {kind!r}")
@@ -101,16 +110,25 @@ def _infer(uri: str) -> str:
 
 def _sql_conf(properties: Mapping[str, str]) -> dict[str, str]:
     uri = properties.get("uri", "")
+    login: dict[str, str] = {}
     if uri.startswith("sqlite:///"):
         path = uri.removeprefix("sqlite:///").partition("?")[0]
         jdbc = f"jdbc:sqlite:file:{path}?busy_timeout={SQLITE_BUSY_TIMEOUT_MS}"
     elif uri.startswith("postgresql"):
-        jdbc = f"jdbc:postgresql://{uri.partition('://')[2]}"
+        # Java's driver takes no user and password before the host.
+        url = urlsplit(uri)
+        place = url.netloc.rpartition("@")[2]
+        jdbc = f"jdbc:postgresql://{place}{url.path}{'?' if url.query else ''}{url.query}"
+        if url.username is not None:
+            login["jdbc.user"] = unquote(url.username)
+        if url.password is not None:
+            login["jdbc.password"] = unquote(url.password)
     else:
         raise Invalid("UnsupportedCatalog", f"Spark cannot open the SQL catalog {uri[:80]!r}")
     return {
         "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
         "uri": jdbc,
+        **login,
         # The layout of its tables that pyiceberg makes.
         "jdbc.schema-version": "V1",
         "warehouse": properties.get("warehouse", ""),

@@ -68,7 +68,13 @@ def test_rest_and_s3() -> None:
 def test_other_catalogs() -> None:
     sql = catalog_conf({"uri": "postgresql+psycopg://h/db", "warehouse": "file:/w"})
     assert sql["uri"] == "jdbc:postgresql://h/db"
-    assert catalog_conf({"type": "glue"})["type"] == "glue"
+    assert "jdbc.user" not in sql
+    uri = "postgresql+psycopg2://tide:p%40ss%2F@h:5433/db?sslmode=require"
+    sql = catalog_conf({"uri": uri, "warehouse": "file:/w"})
+    assert sql["uri"] == "jdbc:postgresql://h:5433/db?sslmode=require"
+    assert (sql["jdbc.user"], sql["jdbc.password"]) == ("tide", "p@ss/")
+    glue = catalog_conf({"type": "glue", "warehouse": "s3://lake", "glue.region": "eu-west-1"})
+    assert (glue["type"], glue["client.region"]) == ("glue", "eu-west-1")
     with pytest.raises(Invalid, match="in-memory"):
         catalog_conf({"type": "in-memory"})
 
@@ -128,7 +134,7 @@ def test_java_is_found() -> None:
 
 
 def test_jars_of_an_image_are_used(tmp_path: Path) -> None:
-    for artifact in ARTIFACTS[:2]:
+    for artifact in ARTIFACTS[:3]:
         (tmp_path / artifact.file).touch()
     assert find_jars(tmp_path, tmp_path, lambda _text: None).classpath == ()
     assert all(artifact.name in pom_text() for artifact in ARTIFACTS)

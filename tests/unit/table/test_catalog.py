@@ -3,11 +3,12 @@
 import os
 import sqlite3
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from botocore import exceptions as aws
-from pyarrow.fs import AzureFileSystem
+from pyarrow.fs import AzureFileSystem, FileSystem, GcsFileSystem
 from pyiceberg import exceptions as ice
 from pyiceberg.schema import Schema
 from requests import exceptions as http
@@ -32,6 +33,7 @@ from tidewater_worker.table.ranges import RangeIndex
 from tidewater_worker.table.topic import TopicRun
 
 RAW = TopicSpec()
+YEAR_2100_MS = "4102444800000"
 NEVER_SENT = http.ConnectionError(
     MaxRetryError(None, "/", NewConnectionError(None, "refused"))  # type: ignore[arg-type]
 )
@@ -209,6 +211,25 @@ def test_an_azure_location_names_its_account() -> None:
     assert store == AzureFileSystem(account_name="there", account_key="a2V5")
     named = LakeFileIO({"adls.account-name": "other", "adls.account-key": "a2V5"})
     assert named.fs_by_scheme(scheme, authority) != store, "the settings come first"
+
+
+def test_googles_store_gives_up_when_other_requests_do() -> None:
+    def store(**limit: str) -> FileSystem:
+        given = {"gcs.service.host": "http://127.0.0.1:9", "gcs.oauth2.token": "any"}
+        return LakeFileIO(
+            {**given, "gcs.oauth2.token-expires-at": YEAR_2100_MS, **limit}
+        ).fs_by_scheme("gs", "lake")
+
+    options: dict[str, object] = store().__reduce__()[1][0]
+    assert options["retry_time_limit"] == timedelta(seconds=30)
+    assert (options["scheme"], options["endpoint_override"]) == ("http", "127.0.0.1:9")
+    assert options["access_token"] == "any"
+    impatient = store(**{"tidewater.read-timeout-s": "0.1"})
+    with pytest.raises(OSError, match="Retry policy exhausted"):
+        impatient.open_input_file("lake/x").read()
+    assert LakeFileIO().fs_by_scheme("gs", "lake") == GcsFileSystem(
+        retry_time_limit=timedelta(seconds=30)
+    ), "without a token: the credentials that the environment has"
 
 
 def test_the_image_has_what_catalogs_and_warehouses_import() -> None:

@@ -1,18 +1,24 @@
-"""A FileIO for object stores: pyarrow's, which also knows Azure's locations as others write them.
+"""A FileIO for object stores: pyiceberg's, made right for Azure's and Google's.
 
     abfss://container@account.dfs.core.windows.net/path
 
-is what Spark, Trino and catalogs use. pyiceberg takes everything before the path for the name of a
-container, and knows only `abfss://container/path`; here both are the same.
+is how Spark, Trino and catalogs write a location on Azure. pyiceberg takes everything before the
+path for the name of a container, and knows only `abfss://container/path`; here both are the same.
+
+Google's client repeats a failed request for minutes before it says a word; here it gives up when
+other requests do, so that the worker's state can tell what is wrong.
 """
 
+from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlparse
 
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSystem, GcsFileSystem
 from pyiceberg.io import ADLS_ACCOUNT_NAME
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT, Properties
+
+from tidewater_worker.table.patience import read_timeout_s
 
 AZURE_SCHEMES: Final = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 
@@ -36,6 +42,14 @@ class LakeFileIO(PyArrowFileIO):
             return super()._initialize_fs(scheme, netloc)
         named: dict[str, Any] = {**self.properties, ADLS_ACCOUNT_NAME: account}
         return PyArrowFileIO(named)._initialize_fs(scheme, netloc)
+
+    def _initialize_gcs_fs(self) -> FileSystem:
+        made = super()._initialize_gcs_fs()
+        # What it would be pickled by is all that pyiceberg has set; what is not set is empty there.
+        options: dict[str, Any] = made.__reduce__()[1][0]
+        limit = timedelta(seconds=read_timeout_s(self.properties))
+        given = {key: value for key, value in options.items() if value}
+        return GcsFileSystem(**{**given, "retry_time_limit": limit})
 
 
 def account_of(authority: str) -> str:
