@@ -35,6 +35,8 @@ class Plan:
     idle_topics: int
     """Topics, and as many subscriptions, that do nothing."""
     idle_seconds: float
+    filter_rows: int
+    """Rows of history that a filtered subscription goes over."""
 
 
 QUICK = Plan(
@@ -58,6 +60,7 @@ QUICK = Plan(
     fanout_seconds=4.0,
     idle_topics=100,
     idle_seconds=10.0,
+    filter_rows=1_000_000,
 )
 
 DEFAULT = Plan(
@@ -81,6 +84,7 @@ DEFAULT = Plan(
     fanout_seconds=8.0,
     idle_topics=1_000,
     idle_seconds=20.0,
+    filter_rows=10_000_000,
 )
 
 FULL = Plan(
@@ -104,4 +108,5 @@ FULL = Plan(
     fanout_seconds=15.0,
     idle_topics=1_000,
     idle_seconds=20.0,
+    filter_rows=10_000_000,
 )

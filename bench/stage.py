@@ -28,7 +28,7 @@ _LATER: Final[dict[str, object]] = {
     "maxMemory": "4Gi",
 }
 """A table writer that has nothing to do during the run."""
-_NO_LOG: Final[dict[str, object]] = {"retention": {"time": "0s", "size": "0"}}
+NO_LOG: Final[dict[str, object]] = {"retention": {"time": "0s", "size": "0"}}
 """A log that lets go of what is in the table, so that reads must come from there."""
 
 TOPICS: Final[dict[str, dict[str, object]]] = {
@@ -43,8 +43,8 @@ TOPICS: Final[dict[str, dict[str, object]]] = {
     "beside-quiet": {"partitions": 1, "writer": _LATER, "freshness": "1h"},
     "beside-commits": {"partitions": 1},
     "commits": {"partitions": 1},
-    "history": {"partitions": 1, "log": _NO_LOG},
-    "long": {"partitions": 1, "log": _NO_LOG},
+    "history": {"partitions": 1, "log": NO_LOG},
+    "long": {"partitions": 1, "log": NO_LOG},
     "live": {"partitions": 1},
     "live-read": {"partitions": 1},
     "fanout": {"partitions": 1},
