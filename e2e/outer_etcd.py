@@ -36,7 +36,8 @@ class OuterEtcd:
             headers = {"Authorization": token} if token else {}
             connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            text = answer.read()
+            return answer.status, json.loads(text) if answer.status == 200 else text
         finally:
             connection.close()
 
@@ -45,7 +46,7 @@ class OuterEtcd:
         begin = f"{PREFIX}/".encode()
         body = {"key": _b64(begin), "range_end": _b64(begin[:-1] + b"0"), "count_only": True}
         status, found = self.call("/v3/kv/range", body, token)
-        return status, int(found.get("count", 0))
+        return status, int(found.get("count", 0)) if status == 200 else 0
 
     def log_in(self) -> str:
         """Return a token of the user that Tidewater is."""

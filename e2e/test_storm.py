@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -184,7 +185,9 @@ def test_partitions_grow_under_load(pair: Tenant) -> None:
         wait_ready(pair.kubectl, "topic/growing")
         parts = pair.kubectl.get("topic", "growing")["status"]["partitions"]
         assert [part["worker"] != "" for part in parts] == [True] * 5
-        with BackgroundTraffic(gentle(pair.door, name, 5, prefix="five-")) as second:
+        # Every second sender keeps to one partition: ten, so that each gets some.
+        load = replace(gentle(pair.door, name, 5, prefix="five-"), senders=10)
+        with BackgroundTraffic(load) as second:
             first.wait_for_more(300, 60)
             second.wait_for_more(300, 60)
     record = Record(acked=[*first.record.acked, *second.record.acked])
