@@ -92,8 +92,8 @@ class Scene:
     async def values(self, leases: list[Leased]) -> list[bytes]:
         return [
             value
-            async for batch, _ in self.window.payloads(leases)
-            for value in batch["value"].to_pylist()
+            async for piece in self.window.payloads(leases)
+            for value in piece.batch["value"].to_pylist()
         ]
 
 
