@@ -16,7 +16,7 @@ from tidewater_core.settings import CatalogSettings, Limits, WorkerSettings, emb
 from tidewater_testing import web
 from tidewater_testing.process import ManagedProcess, alive, free_ports, wait_until
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 110.0
 STOP_TIMEOUT_S = 45.0
 PID_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 60.0
