@@ -88,7 +88,7 @@ async def test_a_second_engine_reads_what_stands_in_postgresql(
                 before = traffic.record.messages
                 await asyncio.sleep(0.8)
                 assert traffic.record.messages > before, "acks wait for the catalog"
-                await asyncio.to_thread(postgres.start)
+                postgres.start()  # by this thread: a process dies with the one that started it
         flushed = await asyncio.to_thread(worker.flush, topic)
         verify(catalog, worker.settings.log_root, topic, traffic.record.acked, flushed=True)
         rows = duck.query(
