@@ -1,15 +1,18 @@
 """An etcd that is not the chart's: TLS both ways, users with passwords, one member."""
 
+import asyncio
 import base64
 import http.client
 import json
 import secrets
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
 from e2e.install import render
 from e2e.kubectl import Kubectl, Object, PortForward, wait_for
+from tidewater_coordination.etcd import wire
+from tidewater_coordination.etcd.client import EtcdClient
+from tidewater_coordination.etcd.login import Login
 from tidewater_testing.parts.certificates import Authority
 
 NAME = "outer-etcd"
@@ -25,35 +28,36 @@ class OuterEtcd:
     endpoint: str
     secret: Object
     """Data for a Secret, as the chart's `etcd.secretName` wants it."""
-    context: ssl.SSLContext
+    login: Login
+    """The same for a client here."""
     forward: PortForward
 
-    def call(self, path: str, body: object, token: str = "") -> tuple[int, Any]:
-        """Ask its JSON gateway."""
+    def call(self, path: str, body: object) -> tuple[int, bytes]:
+        """Ask its JSON gateway, which knows no users: only until they are turned on."""
+        context = ssl.create_default_context(cafile=self.login.ca)
+        context.load_cert_chain(self.login.cert, self.login.key)
         host, _, port = self.forward.address.rpartition(":")
-        connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=self.context)
+        connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=context)
         try:
-            headers = {"Authorization": token} if token else {}
-            connection.request("POST", path, json.dumps(body), headers)
+            connection.request("POST", path, json.dumps(body))
             answer = connection.getresponse()
-            text = answer.read()
-            return answer.status, json.loads(text) if answer.status == 200 else text
+            return answer.status, answer.read()
         finally:
             connection.close()
 
-    def keys(self, token: str = "") -> tuple[int, int]:
-        """Return the status of asking for all our keys, and their number."""
-        begin = f"{PREFIX}/".encode()
-        body = {"key": _b64(begin), "range_end": _b64(begin[:-1] + b"0"), "count_only": True}
-        status, found = self.call("/v3/kv/range", body, token)
-        return status, int(found.get("count", 0)) if status == 200 else 0
+    def count(self, login: Login, prefix: str = PREFIX) -> int:
+        """Count the keys below a prefix as somebody; raises if that one may not."""
 
-    def log_in(self) -> str:
-        """Return a token of the user that Tidewater is."""
-        password = base64.b64decode(self.secret["password"]).decode()
-        status, found = self.call("/v3/auth/authenticate", {"name": USER, "password": password})
-        assert status == 200, found
-        return str(found["token"])
+        async def ask() -> int:
+            client = EtcdClient([f"https://{self.forward.address}"], login)
+            client.open()
+            try:
+                begin = f"{prefix}/".encode()
+                return len((await client.range(begin, wire.prefix_end(begin))).kvs)
+            finally:
+                await client.close()
+
+        return asyncio.run(ask())
 
 
 def start(kubectl: Kubectl, authority: Authority, forward: PortForward) -> OuterEtcd:
@@ -63,19 +67,25 @@ def start(kubectl: Kubectl, authority: Authority, forward: PortForward) -> Outer
     client = authority.sign(f"{NAME}-client", "DNS:client")
     files = (pair.cert, pair.key, authority.ca)
     served = {name: _b64(path.read_bytes()) for name, path in zip(TLS_FILES, files, strict=True)}
+    password = secrets.token_hex(8)
     shown = {
         "ca.crt": _b64(authority.ca.read_bytes()),
         "tls.crt": _b64(client.cert.read_bytes()),
         "tls.key": _b64(client.key.read_bytes()),
         "username": _b64(USER.encode()),
-        "password": _b64(secrets.token_hex(8).encode()),
+        "password": _b64(password.encode()),
     }
     kubectl.apply(_objects(kubectl.namespace, served))
     kubectl("wait", f"pod/{NAME}", "--for=condition=Ready", "--timeout=60s")
-    context = ssl.create_default_context(cafile=str(authority.ca))
-    context.load_cert_chain(client.cert, client.key)
-    etcd = OuterEtcd(f"https://{host}:2379", shown, context, forward)
-    wait_for(lambda: etcd.keys()[0] == 200, 30, "the outer etcd to answer")
+    login = Login(
+        ca=str(authority.ca),
+        cert=str(client.cert),
+        key=str(client.key),
+        user=USER,
+        password=password,
+    )
+    etcd = OuterEtcd(f"https://{host}:2379", shown, login, forward)
+    wait_for(lambda: etcd.call("/v3/maintenance/status", {})[0] == 200, 30, "the outer etcd")
     _turn_users_on(etcd)
     return etcd
 
@@ -87,11 +97,10 @@ def _turn_users_on(etcd: OuterEtcd) -> None:
         "key": _b64(f"{PREFIX}/".encode()),
         "range_end": _b64(f"{PREFIX}0".encode()),
     }
-    password = base64.b64decode(etcd.secret["password"]).decode()
     for path, body in (
         ("role/add", {"name": USER}),
         ("role/grant", {"name": USER, "perm": ours}),
-        ("user/add", {"name": USER, "password": password}),
+        ("user/add", {"name": USER, "password": etcd.login.password}),
         ("user/grant", {"user": USER, "role": USER}),
         ("role/add", {"name": "root"}),
         ("user/add", {"name": "root", "password": secrets.token_hex(8)}),

@@ -150,7 +150,7 @@ def _seen(
     objects["statefulset/tidewater-default"] = {"spec": {"replicas": 1}}
     report = {"topics": {"watched": {"0": "running", "1": "running", "2": "running"}},
               "subscriptions": ["watcher"]}  # fmt: skip
-    looks = [truth.Look(at, objects, holders[at // 20 % len(holders)], at) for at in SECONDS]
+    looks = [truth.Look(at, objects, holders[at // 20 % len(holders)], at, at) for at in SECONDS]
     rounds = [
         truth.Round(at, {"0": report}, [(sent, "", at if sent == 200 else None)] * 3, pulled=True)
         for at in SECONDS
@@ -203,3 +203,10 @@ def test_while_nobody_leads_conditions_may_be_old() -> None:
     seen = _seen({"Ready": "False"}, holders=(LEADER, "operator-b"))
     assert truth.violations(seen) == []
     assert truth.judged(seen) == 0
+
+
+def test_a_change_that_is_dated_wrongly() -> None:
+    before, after = _seen().looks, _seen({"Ready": "False"}).looks
+    seen = truth.Seen([*before[:30], *after[30:]], ())
+    (found,) = truth.transitions(seen)
+    assert "topic/watched Ready changed between" in found

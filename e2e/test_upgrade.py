@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from e2e.install import OPERATOR_PODS, System, create_namespace, install_chart
 from e2e.kubectl import CommandError, Kubectl, Object, PortForward, wait_for
 from e2e.outer_etcd import OuterEtcd
 from e2e.tenant import pool, topic, wait_ready
+from tidewater_core.errors import TidewaterError
 from tidewater_testing.parts.certificates import Authority, Pair
 
 pytestmark = pytest.mark.timeout(420)
@@ -173,10 +174,13 @@ def test_another_certificate_without_a_restart(production: Production) -> None:
 
 
 def test_etcd_is_reached_as_its_user_alone(production: Production) -> None:
-    status, _ = production.etcd.keys()
-    assert status != 200, "nobody is let in without a password"
-    status, count = production.etcd.keys(production.etcd.log_in())
-    assert (status, count > 5) == (200, True)
+    """All keys are below our prefix: the user may touch no other."""
+    etcd = production.etcd
+    assert etcd.count(etcd.login) > 5
+    with pytest.raises(TidewaterError):
+        etcd.count(etcd.login, "another")
+    with pytest.raises(TidewaterError):
+        etcd.count(replace(etcd.login, user="", password=""))
 
 
 # ---- two operators

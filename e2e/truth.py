@@ -28,6 +28,8 @@ POOL = "default"
 DELAY_S = 30.0
 """docs/operator.md: a session's end (10 s), a beat of figures (10 s), a pass and a busy machine."""
 AHEAD_S = 15.0
+PASS_S = 10.0
+"""From when a pass begins, which is a change's time, until all is written; on a busy machine."""
 LEASE_S = 5.0
 """As e2e installs the chart."""
 STEADY_MIN = 4
@@ -55,11 +57,14 @@ class Look:
     """What the API server had at a time."""
 
     at: float
+    """When it was asked."""
     objects: Mapping[str, Object]
     """`kind/name` in lower case."""
     holder: str
     """Who leads, by the Lease."""
     renewed_at: float
+    until: float
+    """When it had answered."""
 
     def conditions(self, name: str) -> dict[str, Object]:
         """Return the conditions of an object by type."""
@@ -397,5 +402,6 @@ def transitions(seen: Seen) -> Iterator[str]:
                 if type_ not in old or old[type_]["status"] == now["status"]:
                     continue
                 at = datetime.fromisoformat(now["lastTransitionTime"]).timestamp()
-                if not before.at - LEASE_S - 2 <= at <= after.at + 2:
-                    yield f"{CLAIM}: {name} {type_} changed, and its time says {_clock(at)}"
+                if not before.at - PASS_S <= at <= after.until + 1:
+                    when = f"between {_clock(before.at)} and {_clock(after.until)}"
+                    yield f"{CLAIM}: {name} {type_} changed {when}, and says {_clock(at)}"

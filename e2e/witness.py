@@ -83,7 +83,8 @@ class Witness:
         items = self._kubectl.get(KINDS)["items"]
         objects = {f"{each['kind'].lower()}/{each['metadata']['name']}": each for each in items}
         renewed_at = datetime.fromisoformat(lease["renewTime"]).timestamp()
-        self._looks.append(truth.Look(at, objects, lease["holderIdentity"], renewed_at))
+        holder = lease["holderIdentity"]
+        self._looks.append(truth.Look(at, objects, holder, renewed_at, time.time()))
 
     def _read_frontier(self) -> None:
         at = time.time()
