@@ -90,7 +90,8 @@ def test_a_table_without_time_partitions_is_closed_by_the_hour() -> None:
         (400, 1, 1_000),  # one file, and not a full one
         (1_000, 1, 1_000),
         (1_200, 1, 1_200),  # two of 600 would be small files
-        (1_600, 1, 1_600),
+        (1_500, 1, 1_500),
+        (1_600, 1, 800),
         (1_700, 1, 850),
         (2_300, 1, 1_150),
         (9_500, 1, 950),

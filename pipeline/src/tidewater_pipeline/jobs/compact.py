@@ -20,7 +20,7 @@ from tidewater_pipeline.state import FileInfo, sql_text
 
 SMALL_SHARE: Final = 0.75
 """A file below this share of the target is small (Iceberg's own default)."""
-SHARE_MIN: Final = 0.85
+SHARE_MIN: Final = 0.8
 """Even shares are no smaller than this part of the target: they must not count as small."""
 GROUP_BYTES_MAX: Final = 2 * 1024**3
 """Bytes that are sorted and committed at once: a large partition makes progress in parts."""
