@@ -20,7 +20,9 @@ KINDS = "topics,subscriptions,pools,statefulsets,services,configmaps,serviceacco
 
 
 def _objects() -> list[Object]:
-    topics = [topic(f"t{n:03d}", partitions=1) for n in range(TOPICS)]
+    # Upkeep once a year: the default's next time, which status tells, changes every half hour.
+    upkeep = {"schedule": "0 0 1 1 *"}
+    topics = [topic(f"t{n:03d}", partitions=1, maintenance=upkeep) for n in range(TOPICS)]
     subscriptions = [
         manifest("Subscription", f"s{n:03d}", topic=f"t{n % TOPICS:03d}", type="Shared")
         for n in range(SUBSCRIPTIONS)
