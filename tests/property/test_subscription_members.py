@@ -32,6 +32,7 @@ from tidewater_worker.dispatch.keyshared import key_hash
 from tidewater_worker.dispatch.store import ProgressStore
 from tidewater_worker.dispatch.subscription import Subscription
 from tidewater_worker.partition import Partition
+from tidewater_worker.ports import Sifted
 from tidewater_worker.schema import HEADERS_TYPE, TIME_TYPE, table_arrow_schema
 from tidewater_worker.topic import Topic
 
@@ -72,7 +73,7 @@ steps = st.lists(
 
 
 class Log:
-    """Stands for a partition's log: keys of its messages, all in memory."""
+    """Stands for a partition's log: keys of its messages; the newer half is said to be live."""
 
     def __init__(self) -> None:
         self.keys: list[bytes | None] = []
@@ -82,6 +83,10 @@ class Log:
     @property
     def end(self) -> int:
         return len(self.keys)
+
+    @property
+    def tail(self) -> SimpleNamespace:
+        return SimpleNamespace(start=self.end // 2)
 
     async def wait_past(self, offset: int, timeout_s: float) -> bool:
         await asyncio.sleep(timeout_s)
@@ -93,6 +98,12 @@ class Reader:
 
     def __init__(self, _node: object, _topic: Topic, partition: Partition, offset: int) -> None:
         self._partition, self.offset = partition, offset
+
+    async def sifted(self, _wanted: object) -> AsyncIterator[Sifted]:
+        start = self.offset
+        async for batch in self.batches(1 << 62):
+            yield Sifted(start, self.offset, batch)
+            start = self.offset
 
     async def batches(self, limit: int) -> AsyncIterator[pa.RecordBatch]:
         while limit > 0:
