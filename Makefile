@@ -39,7 +39,8 @@ setup: ## Make .venv with everything for development (done by the other targets 
 .PHONY: test
 test: check ## Check, then run all tests (TEST_ARGS="-k name", TEST_JOBS=2)
 	@PYTHONPATH=tests/lib $(BIN)/python -m tidewater_testing.parts.fetch
-	@timeout --kill-after=30 1800 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --durations=15 $(TEST_ARGS)
+	@# In the order of the folders: the long ones (fault, integration) first, or the last one is waited for.
+	@timeout --kill-after=30 1800 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder --durations=15 $(TEST_ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that take seconds (no slow ones, no Java)
