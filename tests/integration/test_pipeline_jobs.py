@@ -169,7 +169,9 @@ def test_upkeep_of_a_table(worker: Worker, session: Session) -> None:
     done = compact.run(session, table, compact.CompactOptions(include_open=True))
     assert done.before is not None
     assert done.after is not None
-    assert (done.before.files, done.after.files) == (8, 1), done.to_json()
+    # A flush of its own accord may come between the two halves of a batch.
+    assert done.before.files >= 8, done.to_json()
+    assert done.after.files == 1, done.to_json()
     assert done.after.rows == 160
     assert table.load().sort_order == compact.ORDER, "so nothing is shuffled"
     (whole,) = table.files(table.load())

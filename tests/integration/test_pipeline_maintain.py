@@ -77,9 +77,11 @@ def test_the_whole_upkeep_of_a_topic(worker: Worker, tmp_path: Path) -> None:
     steps = {step["job"]: step["outcome"] for step in topic["steps"]}
     assert list(steps) == ["retention", "compact", "manifests", "expire", "orphans"]
     assert (topic["outcome"], steps["compact"]) == ("done", "done"), topic
-    assert (topic["before"]["files"], topic["after"]["files"]) == (12, 1), topic
+    # A flush of its own accord may come between the two halves of a batch.
+    assert topic["before"]["files"] >= 12, topic
+    assert topic["after"]["files"] == 1, topic
     assert topic["after"]["rows"] == 120
-    assert topic["removed"]["rewritten_files"] == 12
+    assert topic["removed"]["rewritten_files"] == topic["before"]["files"]
 
 
 def test_a_stop_is_quick_and_leaves_its_message(worker: Worker, tmp_path: Path) -> None:

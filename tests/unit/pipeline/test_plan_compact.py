@@ -14,7 +14,6 @@ from tidewater_pipeline.jobs.compact import (
     missing_properties,
     plan_compact,
     rewrite_call,
-    share_bytes,
     strategy_of,
 )
 from tidewater_pipeline.state import FileInfo
@@ -82,24 +81,6 @@ def test_a_table_without_time_partitions_is_closed_by_the_hour() -> None:
     )
     assert (chosen.files, chosen.time_low_us) == (12, 900 * HOUR_US)
     assert chosen.time_high_us < 902 * HOUR_US
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "partitions", "share"),
-    [
-        (400, 1, 1_000),  # one file, and not a full one
-        (1_000, 1, 1_000),
-        (1_200, 1, 1_200),  # two of 600 would be small files
-        (1_500, 1, 1_500),
-        (1_600, 1, 800),
-        (1_700, 1, 850),
-        (2_300, 1, 1_150),
-        (9_500, 1, 950),
-        (1_700, 2, 1_000),  # nobody knows here how much each of them has
-    ],
-)
-def test_files_get_even_shares(nbytes: int, partitions: int, share: int) -> None:
-    assert share_bytes(Range(0, 1, 9, nbytes, partitions), TARGET) == share
 
 
 def test_a_run_is_bounded() -> None:

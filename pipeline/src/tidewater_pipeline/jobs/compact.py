@@ -6,7 +6,6 @@ for ever. Only partitions that are closed are taken: what is rewritten once stay
 that loses all its races is left to the next run; those before and after it are done all the same.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,8 +19,6 @@ from tidewater_pipeline.state import FileInfo, sql_text
 
 SMALL_SHARE: Final = 0.75
 """A file below this share of the target is small (Iceberg's own default)."""
-SHARE_MIN: Final = 0.8
-"""Even shares are no smaller than this part of the target: they must not count as small."""
 GROUP_BYTES_MAX: Final = 2 * 1024**3
 """Bytes that are sorted and committed at once: a large partition makes progress in parts."""
 RANGES_MAX: Final = 24
@@ -64,7 +61,6 @@ class Range:
     time_high_us: int
     files: int
     nbytes: int
-    partitions: int = 1
 
 
 def plan_compact(
@@ -122,23 +118,7 @@ def _joined(one: Range, other: Range) -> Range:
         max(one.time_high_us, other.time_high_us),
         one.files + other.files,
         one.nbytes + other.nbytes,
-        one.partitions + other.partitions,
     )
-
-
-def share_bytes(chosen: Range, target_bytes: int) -> int:
-    """Return the size of the files to make of a range: even shares, near the target.
-
-    Iceberg fills files up to the target and leaves the rest to a last one: of 1.6 targets, one
-    task gets 1 and another 0.6. Even shares end at the same time. None is so small that the next
-    run would take it for a small file. Partitions differ: only what is one is shared out.
-    """
-    if chosen.partitions != 1 or chosen.nbytes <= target_bytes:
-        return target_bytes
-    count = math.ceil(chosen.nbytes / target_bytes)
-    if chosen.nbytes / count < SHARE_MIN * target_bytes:
-        count -= 1
-    return math.ceil(chosen.nbytes / count)
 
 
 def missing_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -202,14 +182,15 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
             f"{table.topic}: rewriting {chosen.files} files, {chosen.nbytes:,} bytes "
             f"(range {number} of {len(ranges)})"
         )
-        share = share_bytes(chosen, int(target))
-        done.append(_rewrite(session, table, chosen, share, state.sort_order))
+        done.append(_rewrite(session, table, chosen, int(target), state.sort_order))
     report.after = table.settle(state).size
     report.details = {"ranges": done}
     failed = sum(each["failed_files"] for each in done)
     if failed:
         report.outcome = Outcome.CONFLICT
         report.message = f"{failed} files could not be replaced now; the next run takes them"
+    elif not any(each["rewritten_files"] for each in done):
+        report.outcome = Outcome.NOTHING  # Iceberg has a mind of its own about sizes at the border
     return report
 
 
