@@ -1,5 +1,6 @@
 """Decoding row groups for a reader: some ahead of need, each once if memory allows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from tidewater_core import names
+from tidewater_worker.table.cover import Offsets
 from tidewater_worker.table.ranges import RangeIndex, RowGroup
 from tidewater_worker.table.shape import FIELD_ID
 from tidewater_worker.table.view import TableView
@@ -19,13 +21,10 @@ DECODED_BYTES_MAX: Final = 20 * 1024 * 1024
 """Row groups that a reader keeps decoded while later windows still need them; one larger than
 this is held alone."""
 
-Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
 _T = TypeVar("_T")
 
 
-class Ahead(Generic[_T]):
+class Ahead(ABC, Generic[_T]):
     """Makes something of row groups, on threads of its own."""
 
     def __init__(self, index: RangeIndex, view: TableView, partition: int, ahead: int) -> None:
@@ -67,8 +66,9 @@ class Ahead(Generic[_T]):
     def _held(self) -> int:
         return sum(group.nbytes for group in self._decoded)
 
+    @abstractmethod
     def _decode(self, group: RowGroup) -> _T:
-        raise NotImplementedError
+        """Make it; on one of the threads."""
 
     def _read(self, group: RowGroup, wanted: pa.Schema) -> pa.Table:
         """Read some columns of a row group: the partition's rows."""
