@@ -5,30 +5,29 @@ scheduler; MLlib, Hive, Connect, the REPL, YARN and native libraries for other p
 the size. Kept on purpose: `tink` (without it encrypted RPC hangs silently), `hive-storage-api` (ORC
 needs it), every kubernetes-model jar (looked up by name at run time).
 
-Usage: spark_jars.py JARS_DIRECTORY MAVEN_REPOSITORY_URL
+Usage: spark_jars.py JARS_DIRECTORY DIRECTORY_OF_JARS_TO_ADD
 """
 
 import hashlib
 import platform
 import shutil
 import sys
-import urllib.request
 import zipfile
 from pathlib import Path
 
-# Maven coordinates and SHA-256 of the jar: a download that differs fails the build.
-ICEBERG_JARS = (
+# Jars that Spark gets, and their SHA-256: one that differs fails the build.
+ADDED_JARS = (
     (
-        "org/apache/iceberg/iceberg-spark-runtime-4.1_2.13/1.12.0/iceberg-spark-runtime-4.1_2.13-1.12.0.jar",
+        "iceberg-spark-runtime-4.1_2.13-1.12.0.jar",
         "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
     ),
     (
-        "org/apache/iceberg/iceberg-aws-bundle/1.12.0/iceberg-aws-bundle-1.12.0.jar",
+        "iceberg-aws-bundle-1.12.0.jar",
         "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957",
     ),
     # For SQL catalogs.
     (
-        "org/postgresql/postgresql/42.7.14/postgresql-42.7.14.jar",
+        "postgresql-42.7.14.jar",
         "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c",
     ),
 )
@@ -99,15 +98,14 @@ MACHINE_NAMES = {
 }
 
 
-def fetch(repository: str, path: str, sha256: str, target: Path) -> None:
-    """Download one artifact and refuse it unless it has the expected checksum."""
-    with urllib.request.urlopen(f"{repository}/{path}", timeout=300) as response:  # noqa: S310
-        body = response.read()
+def add(given: Path, name: str, sha256: str, target: Path) -> None:
+    """Take one jar and refuse it unless it has the expected checksum."""
+    body = (given / name).read_bytes()
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
-        message = f"{path}: SHA-256 is {found}, expected {sha256}"
+        message = f"{name}: SHA-256 is {found}, expected {sha256}"
         raise SystemExit(message)
-    (target / path.rsplit("/", 1)[1]).write_bytes(body)
+    (target / name).write_bytes(body)
 
 
 def is_foreign_native(entry: str, machine: str) -> bool:
@@ -129,11 +127,11 @@ def slim(jar: Path, machine: str) -> None:
     slimmed.replace(jar)
 
 
-def main(jars: Path, repository: str) -> None:
-    """Fetch, remove and slim, and say what that did to the size."""
+def main(jars: Path, given: Path) -> None:
+    """Add, remove and slim, and say what that did to the size."""
     machine = platform.machine()
-    for path, sha256 in ICEBERG_JARS:
-        fetch(repository, path, sha256, jars)
+    for name, sha256 in ADDED_JARS:
+        add(given, name, sha256, jars)
     before = sum(p.stat().st_size for p in jars.rglob("*.jar"))
     other = "aarch_64" if machine == "x86_64" else "x86_64"
     for pattern in (*UNUSED, f"netty-*linux-{other}*"):
@@ -150,4 +148,4 @@ def main(jars: Path, repository: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
