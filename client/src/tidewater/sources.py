@@ -230,10 +230,12 @@ class Streaming:
             raise OutcomeUnknown("BadAnswer", f"unreadable: {error}") from error
         if word.error is not None:
             cause = TidewaterError.from_json(word.error, word.error.get("status"))
-            answer = self._asked.get(word.error.get("id") or 0)
-            if answer is None:
+            number = word.error.get("id")
+            if number is None or number == ID:
                 raise cause
-            if not answer.done():
+            # Of something that was told; nobody may wait for that any more.
+            answer = self._asked.get(number)
+            if answer is not None and not answer.done():
                 answer.set_exception(cause)
         if (settled := word.acknowledged or word.rejected or word.extended) is not None:
             answer = self._asked.get(settled.id)

@@ -165,3 +165,20 @@ async def test_a_worker_that_does_not_answer_leaves_it_unknown() -> None:
     async with streaming(peer) as source:
         with pytest.raises(OutcomeUnknown, match="in time"):
             await source.settle("ack", {"ack_ids": ["1"]}, 0.05)
+
+
+async def test_an_error_that_comes_too_late_ends_nothing() -> None:
+    async def peer(said: Said, writer: asyncio.StreamWriter) -> None:
+        if "acknowledge" in said:
+            number = said["acknowledge"]["id"]
+            if number > 2:
+                say(writer, error={"id": number - 1, "reason": "Late", "message": "m"})
+                say(writer, acknowledged={"id": number, "count": 1, "refused": []})
+        elif "stop" in said:
+            say(writer, stopped={"id": said["stop"]["id"]})
+
+    async with streaming(peer) as source:
+        with pytest.raises(OutcomeUnknown, match="in time"):
+            await source.settle("ack", {"ack_ids": ["1"]}, 0.05)
+        assert await source.settle("ack", {"ack_ids": ["1"]}, 30) == {"refused": []}
+        assert source.can_settle
