@@ -253,25 +253,37 @@ class Spread:
         away: dict[str, list[str]],
         more: dict[str, Any],
     ) -> Report:
-        """Let the other owners do their part; what cannot be done is reported by id."""
-        for url, ids in away.items():
-            body = msgspec.json.encode({"ack_ids": ids, **self._touched, **more})
-            try:
-                if not url:
-                    raise Retryable("OwnerAway", "the owner of its partition is away", 1_000)
-                said = await self._node.forwarding.call(
-                    url, "POST", self.target(verb), body, CALL_S
+        """Let the other owners do their part; what some cannot do is reported by id.
+
+        If nothing was done or judged at all, their error is the answer: a caller is told the same
+        whichever worker it asked.
+        """
+        calls = [self._settle_at(url, verb, ids, more) for url, ids in away.items()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failed: list[TidewaterError] = []
+        refused: list[Refusal] = []
+        for ids, said in zip(away.values(), answers, strict=True):
+            if isinstance(said, TidewaterError) and not isinstance(said, Invalid):
+                failed.append(said)
+                refused += (Refusal(text, said.reason, said.message) for text in ids)
+            elif isinstance(said, BaseException):
+                raise said
+            else:
+                report.done += said[done]
+                report.refused += (
+                    Refusal(each["ack_id"], each["reason"], each["message"])
+                    for each in said["refused"]
                 )
-            except Invalid:
-                raise
-            except TidewaterError as error:
-                report.refused += (Refusal(text, error.reason, error.message) for text in ids)
-                continue
-            report.done += said[done]
-            report.refused += (
-                Refusal(each["ack_id"], each["reason"], each["message"]) for each in said["refused"]
-            )
+        if failed and not report.done and not report.refused:
+            raise failed[0]
+        report.refused += refused
         return report
+
+    async def _settle_at(self, url: str, verb: str, ids: list[str], more: dict[str, Any]) -> Any:
+        if not url:
+            raise Retryable("OwnerAway", "the owner of its partition is away", 1_000)
+        body = msgspec.json.encode({"ack_ids": ids, **self._touched, **more})
+        return await self._node.forwarding.call(url, "POST", self.target(verb), body, CALL_S)
 
     # ---- seek, leave, status
 
