@@ -65,6 +65,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """Of its Flight server; empty if it has none."""
     volume: str = ""
     """Identity of the disk that its logs are on."""
+    is_job: bool = False
+    """A session that is there to hold leases: no worker, and in nobody's registry."""
 
 
 class Gap(msgspec.Struct, frozen=True):

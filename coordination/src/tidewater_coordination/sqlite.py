@@ -206,7 +206,7 @@ class SqliteCoordination:
             {found.topic: found for found in topics},
             {found.name: found for found in named},
             assignments,
-            {worker.worker_id: worker for worker in live.values()},
+            {worker.worker_id: worker for worker in live.values() if not worker.is_job},
             owners,
         )
 

@@ -130,6 +130,13 @@ def _topic_spec(topic: str, text: str) -> TopicSpec:
         raise Invalid("InvalidTopic", f"{topic}: {error}") from error
 
 
+def open_store(given: StoreSettings) -> Coordination:
+    """Return the store that the settings name, not yet connected."""
+    return connect(
+        given.place, prefix=given.prefix, tls=given.tls, user=given.user, password=given.password
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """Asks the coordination store; each question is a connection of its own."""
@@ -155,14 +162,7 @@ class Store:
 
     def _ask(self, question: Callable[[Coordination], Awaitable[T]]) -> T:
         async def whole() -> T:
-            given = self.settings
-            store = connect(
-                given.place,
-                prefix=given.prefix,
-                tls=given.tls,
-                user=given.user,
-                password=given.password,
-            )
+            store = open_store(self.settings)
             try:
                 await store.start()
                 return await question(store)

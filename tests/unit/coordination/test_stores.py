@@ -257,6 +257,23 @@ async def test_named_leases(make: Make, topic: str) -> None:
     assert await a.take_lease(topic)
 
 
+async def test_a_job_holds_leases_and_is_no_worker(make: Make, topic: str) -> None:
+    worker, job, other = await join(make, "a"), make(), make()
+    await job.start(WorkerInfo("job-1", is_job=True), TTL_S)
+    await other.start(WorkerInfo("job-2", is_job=True), TTL_S)
+    assert await job.take_lease(topic)
+    assert not await other.take_lease(topic)
+    assert not await worker.take_lease(topic)
+    assert await other.lease_holder(topic) == "job-1"
+    assert not {"job-1", "job-2"} & (await worker.registry()).workers.keys()
+    again = make()
+    await again.start(WorkerInfo("job-1", is_job=True), TTL_S)
+    assert await again.take_lease(topic), "begun again in its place, it need not wait"
+    assert not await other.take_lease(topic)
+    await again.close()
+    assert await other.take_lease(topic)
+
+
 async def test_cursors(make: Make, topic: str) -> None:
     a = await join(make, "a")
     epoch = (await a.acquire(topic, 0)).epoch

@@ -6,6 +6,7 @@
     <prefix>/meta/workers/<id>                     {"worker_id", "url", …}, on the session's lease
     <prefix>/meta/owners/<ns>/<topic>/<partition>  {"worker_id", "epoch", "volume", "session", …}
     <prefix>/leases/<name>                         the holder's id, on its session's lease
+    <prefix>/jobs/<id>                             as a worker's, of a job that holds leases
     <prefix>/cursors/<ns>/<topic>/<ns>/<subscription>/<partition>
 
 Everything below `meta` changes seldom and every worker follows it by one watch; cursors change
@@ -32,6 +33,7 @@ class Keys:
     workers: str = field(init=False)
     all_owners: str = field(init=False)
     leases: str = field(init=False)
+    jobs: str = field(init=False)
     all_cursors: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,7 @@ class Keys:
             "workers": f"{root}/meta/workers/",
             "all_owners": f"{root}/meta/owners/",
             "leases": f"{root}/leases/",
+            "jobs": f"{root}/jobs/",
             "all_cursors": f"{root}/cursors/",
         }
         for name, place in places.items():
@@ -65,6 +68,10 @@ class Keys:
     def worker(self, worker_id: str) -> bytes:
         """Return the key of a worker's session."""
         return f"{self.workers}{worker_id}".encode()
+
+    def job(self, job_id: str) -> bytes:
+        """Return the key of a job's session."""
+        return f"{self.jobs}{job_id}".encode()
 
     def owner(self, name: str, partition: int) -> bytes:
         """Return the key of a partition's owner."""

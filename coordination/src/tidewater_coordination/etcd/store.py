@@ -105,7 +105,7 @@ class EtcdCoordination:
     async def _open_session(self) -> str:
         worker = self._worker
         assert worker is not None
-        key = self._keys.worker(worker.worker_id)
+        key = self._session_key(worker)
         lease = await self.client.grant_lease(math.ceil(self._ttl_s))
         for _ in range(ROUNDS_MAX):
             found = (await self.client.range(key)).kvs
@@ -120,7 +120,8 @@ class EtcdCoordination:
                     # An earlier process of this volume: its session must not look live.
                     with suppress(Retryable):
                         await self.client.revoke_lease(found[0].lease)
-                await self._mirror.reaches(answer.revision, CATCH_UP_S)
+                if not worker.is_job:
+                    await self._mirror.reaches(answer.revision, CATCH_UP_S)
                 return session_name(lease)
         raise _contended(key)
 
@@ -131,7 +132,11 @@ class EtcdCoordination:
         """Return the condition that our session is live."""
         if self._worker is None or not self.session:
             raise Retryable("SessionLost", "this worker has no session", 500)
-        return wire.has_lease(self._keys.worker(self._worker.worker_id), int(self.session, 16))
+        return wire.has_lease(self._session_key(self._worker), int(self.session, 16))
+
+    def _session_key(self, holder: WorkerInfo) -> bytes:
+        keys = self._keys
+        return keys.job(holder.worker_id) if holder.is_job else keys.worker(holder.worker_id)
 
     # ---- registry
 

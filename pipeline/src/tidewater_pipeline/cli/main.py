@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -42,6 +42,9 @@ from tidewater_pipeline.report import GOOD, Progress, Report, summary
 from tidewater_pipeline.session import Session, TopicTable
 
 OLDER_THAN: Final = Duration("1d")
+
+UPKEEP: Final = frozenset({"compact", "expire", "orphans", "manifests", "retention"})
+"""Jobs that change what is there: one at a time on a table. The others read, or append."""
 
 Job = Callable[[Run, TopicTable], Report]
 
@@ -125,10 +128,12 @@ def run_jobs(run: Run, jobs: list[str], topics: list[TopicName]) -> list[Report]
 
 
 def _one(run: Run, table: TopicTable, job: str) -> Report:
+    topic = str(table.topic)
     try:
-        return RUNNERS[job](run, table)
+        with run.turn(topic, job) if job in UPKEEP else nullcontext():
+            return RUNNERS[job](run, table)
     except TidewaterError as error:
-        return failure(job, str(table.topic), error)
+        return failure(job, topic, error)
 
 
 def exit_code(reports: list[Report]) -> int:

@@ -131,15 +131,16 @@ def maintain(run: Run, topic: TopicName) -> TopicResult:
         table = run.session.table(topic, name)
         options = upkeep_options(run.args)
         plan = plan_upkeep(options, known)
-        sizes.append(table.load().size)
-        for step in STEPS:
-            if step in options.skip:
-                continue
-            report = _timed(run, table, step, plan, options)
-            steps.append(report)
-            if report.outcome is Outcome.FAILED:
-                break
-        sizes.append(table.load().size)
+        with run.turn(str(topic), "maintain"):
+            sizes.append(table.load().size)
+            for step in STEPS:
+                if step in options.skip:
+                    continue
+                report = _timed(run, table, step, plan, options)
+                steps.append(report)
+                if report.outcome is Outcome.FAILED:
+                    break
+            sizes.append(table.load().size)
         judged = verdict(steps)
     except TidewaterError as error:
         said = failure("maintain", str(topic), error)

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ from tidewater_pipeline.places import StoreSettings
 from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.session import ConflictError, Session
 from tidewater_pipeline.subscribers import Store, Subscribers
+from tidewater_pipeline.turns import turn
 
 EXIT_GOOD: Final = 0
 EXIT_AGAIN: Final = 1
@@ -48,6 +49,10 @@ class Run:
             return Subscribers()
         self.session.progress.say(f"{topic}: asking the coordination store who reads it")
         return Store(self.store).subscribers(topic)
+
+    def turn(self, topic: str, job: str) -> AbstractContextManager[None]:
+        """Be the only one that changes a topic's table meanwhile."""
+        return turn(self.store, topic, job, self.session.progress)
 
 
 def failure(job: str, topic: str, error: TidewaterError) -> Report:

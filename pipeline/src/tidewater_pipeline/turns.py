@@ -1,0 +1,134 @@
+"""One job at a time on a table: a lease in the coordination store, held while the job runs.
+
+The operator never starts two jobs for a topic; a person may start one beside its, or two. Nothing
+would be lost by that, as every commit is checked, but two rewrites of the same files cost twice and
+one of them fails. The lease ends with the process that holds it, however that ends.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from tidewater_coordination.port import SESSION_TTL_S, Coordination, WorkerInfo
+from tidewater_core.errors import Overloaded, TidewaterError
+from tidewater_pipeline.places import StoreSettings
+from tidewater_pipeline.report import Progress
+from tidewater_pipeline.subscribers import open_store
+
+WAIT_S: Final = 1.5 * SESSION_TTL_S
+"""Long enough for the lease of a job that was killed to run out."""
+POLL_S: Final = 0.5
+START_S_MAX: Final = 60.0
+STOP_S_MAX: Final = 5.0
+
+
+@contextmanager
+def turn(
+    settings: StoreSettings | None,
+    topic: str,
+    job: str,
+    progress: Progress,
+    wait_s: float = WAIT_S,
+) -> Iterator[None]:
+    """Be the only one at work on a topic's table; raise Overloaded if another one stays at it."""
+    if settings is None:
+        yield  # nobody to ask: whoever gave no store says by it that there is nobody else
+        return
+    holding = _Holding(settings, topic, job, progress, wait_s)
+    holding.start()
+    try:
+        yield
+    finally:
+        holding.end()
+
+
+def lease_name(topic: str) -> str:
+    """Name the lease on a topic's table."""
+    return f"upkeep/{topic}"
+
+
+class _Holding:
+    """A thread with the session that has the lease: Spark has the main thread for minutes."""
+
+    def __init__(
+        self, settings: StoreSettings, topic: str, job: str, progress: Progress, wait_s: float
+    ) -> None:
+        self._settings, self._topic, self._progress = settings, topic, progress
+        self._wait_s = wait_s
+        # One that starts again in the place of one that was killed takes its session over at once.
+        self._me = WorkerInfo(f"{job}-{socket.gethostname()}-{os.getpid()}", is_job=True)
+        self._has_turn: Future[None] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"turn-{topic}", daemon=True)
+
+    def start(self) -> None:
+        """Return when it is our turn, or raise why it is not."""
+        self._thread.start()
+        try:
+            self._has_turn.result(START_S_MAX + self._wait_s)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Give the turn back."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(STOP_S_MAX)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._hold())
+        except BaseException as error:
+            if self._has_turn.done():
+                raise
+            self._has_turn.set_exception(error)
+        finally:
+            self._loop.close()
+
+    async def _hold(self) -> None:
+        store = open_store(self._settings)
+        try:
+            await store.start(self._me)
+            await self._take(store)
+            self._has_turn.set_result(None)
+            while not self._over.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), SESSION_TTL_S / 2)
+                await self._keep(store)
+            with suppress(TidewaterError):  # it ends with the session
+                await store.drop_lease(lease_name(self._topic))
+        finally:
+            await store.close()
+
+    async def _take(self, store: Coordination) -> None:
+        deadline = time.monotonic() + self._wait_s
+        told = False
+        while not await store.take_lease(lease_name(self._topic)):
+            holder = await store.lease_holder(lease_name(self._topic)) or "another job"
+            if time.monotonic() >= deadline:
+                raise Overloaded(
+                    "TableBusy",
+                    f"{holder} is at work on the table of {self._topic}: try again when it is done",
+                    10_000,
+                )
+            if not told:
+                told = True
+                self._progress.say(f"{self._topic}: waiting for {holder}, which has the table")
+            await asyncio.sleep(POLL_S)
+
+    async def _keep(self, store: Coordination) -> None:
+        """Take it again if the session was lost meanwhile: there is a new one by now."""
+        with suppress(TidewaterError):
+            if not self._over.is_set() and not await store.take_lease(lease_name(self._topic)):
+                self._progress.say(
+                    f"{self._topic}: the store lost this job's turn and gave it to another; "
+                    "going on, as commits are checked"
+                )
