@@ -4,6 +4,7 @@ The only module that knows pyspark. A session costs half a minute and most of a 
 it. Whatever Spark raises becomes an error of ours, named by what to do next.
 """
 
+import json
 import logging
 import os
 import sys
@@ -20,9 +21,10 @@ from tidewater_core.names import COMMIT_ID, TW_TIME, TopicName
 from tidewater_core.settings import CatalogSettings
 from tidewater_pipeline.jars import find_jars
 from tidewater_pipeline.java import find_java
+from tidewater_pipeline.metadata import state_of
 from tidewater_pipeline.report import Progress
 from tidewater_pipeline.settings import SparkSettings, catalog_settings_conf, spark_conf
-from tidewater_pipeline.state import FileInfo, Size, SnapshotInfo, TableState, quoted
+from tidewater_pipeline.state import FileInfo, TableState, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,24 +223,11 @@ class TopicTable:
 
     def _state(self, table: Any) -> TableState:
         with named_errors(f"read {self.name}"):
+            parser = self.session.jvm.org.apache.iceberg.TableMetadataParser
+            metadata = parser.toJson(table.operations().current())
             current = table.currentSnapshot()
-            snapshots = tuple(
-                SnapshotInfo(int(s.snapshotId()), int(s.timestampMillis()))
-                for s in table.snapshots()
-            )
-            return TableState(
-                identifier=self.identifier,
-                location=str(table.location()),
-                snapshot_id=None if current is None else int(current.snapshotId()),
-                properties={str(k): str(v) for k, v in dict(table.properties()).items()},
-                time_unit=_time_unit(table),
-                snapshots=snapshots,
-                refs={str(k): int(v.snapshotId()) for k, v in dict(table.refs()).items()},
-                sort_order=_sort_order(table),
-                time_id=_time_id(table),
-                is_partitioned=any(each.fields() for each in table.specs().values()),
-                size=_size(table, current, len(snapshots)),
-            )
+            manifests = 0 if current is None else int(current.allManifests(table.io()).size())
+        return state_of(self.identifier, json.loads(metadata), manifests)
 
     def files(self, state: TableState) -> list[FileInfo]:
         """List the data files of the state's snapshot, from its manifests."""
@@ -342,20 +331,6 @@ def stored_long(data: bytes | None) -> int:
     return int.from_bytes(data, "little", signed=True) if data else 0
 
 
-def _size(table: Any, snapshot: Any, snapshots: int) -> Size:
-    """Count what a report compares: from the snapshot's own summary, which is at hand."""
-    if snapshot is None:
-        return Size(snapshots=snapshots)
-    summary = {str(k): str(v) for k, v in dict(snapshot.summary()).items()}
-    return Size(
-        files=int(summary.get("total-data-files", 0)),
-        nbytes=int(summary.get("total-files-size", 0)),
-        rows=int(summary.get("total-records", 0)),
-        snapshots=snapshots,
-        manifests=int(snapshot.allManifests(table.io()).size()),
-    )
-
-
 def _written(table: Any, snapshot: Any) -> list[str]:
     """Name the files that a snapshot has added: data, manifests, their list."""
     paths = [str(snapshot.manifestListLocation())]
@@ -380,31 +355,3 @@ def _sync(paths: Collection[str]) -> None:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-
-
-def _sort_order(table: Any) -> tuple[str, ...]:
-    """Name the columns of the table's declared order; empty if it is not simply ascending."""
-    schema = table.schema()
-    fields = list(table.sortOrder().fields())
-    if any(str(f.direction()).lower() != "asc" or str(f.transform()) != "identity" for f in fields):
-        return ()
-    return tuple(str(schema.findColumnName(f.sourceId())) for f in fields)
-
-
-def _time_id(table: Any) -> int:
-    """Return the field id of `tw_time`; 0 for a table that has none."""
-    found = table.schema().findField(TW_TIME)
-    return 0 if found is None else int(found.fieldId())
-
-
-def _time_unit(table: Any) -> str | None:
-    """Name the transform of `tw_time` by which the table is partitioned."""
-    schema = table.schema()
-    for each in table.spec().fields():
-        transform = str(each.transform())
-        if schema.findColumnName(each.sourceId()) == TW_TIME and transform in _UNITS:
-            return transform
-    return None
-
-
-_UNITS: Final = frozenset({"hour", "day", "month", "year"})

@@ -24,7 +24,14 @@ from tidewater_worker.cluster.forwarding import Forwarding
 from tidewater_worker.cluster.owning import Owning
 from tidewater_worker.link.client import TableLink
 from tidewater_worker.log.appender import Appender, LogOptions
-from tidewater_worker.log.deleter import Retention, plan_deletions, remove_segment
+from tidewater_worker.log.deleter import (
+    CACHED_BYTES,
+    Retention,
+    cool_segment,
+    plan_cooling,
+    plan_deletions,
+    remove_segment,
+)
 from tidewater_worker.log.recover import Recovered
 from tidewater_worker.log.syncpool import SyncPool
 from tidewater_worker.partition import Partition
@@ -129,6 +136,7 @@ class Node:
             tick += 1
             try:
                 self._check_disk()
+                await self._cool_segments()
                 if tick % DELETER_TICKS == 0:
                     await self._delete_segments()
             except (OSError, TidewaterError):
@@ -286,6 +294,19 @@ class Node:
         for topic in self.topics.values():
             for partition in topic.partitions.values():
                 partition.note_backlog(self.settings.limits.log_bytes_max)
+
+    async def _cool_segments(self) -> None:
+        for topic in self.topics.values():
+            for partition in topic.partitions.values():
+                appender = partition.appender
+                if appender is None or not partition.is_open:
+                    continue
+                for segment in plan_cooling(appender.segments, partition.table.next, CACHED_BYTES):
+                    segment.is_cached = False
+                    with suppress(OSError):  # it is gone by now, or stays in memory for longer
+                        await asyncio.to_thread(
+                            cool_segment, partition.directory, segment.base_offset
+                        )
 
     async def _delete_segments(self) -> None:
         for topic in self.topics.values():

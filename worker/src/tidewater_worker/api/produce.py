@@ -59,12 +59,13 @@ class Answer:
             self.respond(self)
 
 
-def _payload_bytes(payload: Payload) -> int:
+def held_bytes(payload: Payload) -> int:
+    """Count the memory that a payload holds; none is a view of a larger one."""
     if isinstance(payload, Rows):
         return sum(len(value) for value in payload.values if value is not None) + 64 * len(
             payload.values
         )
-    return int(payload.nbytes)
+    return int(payload.get_total_buffer_size())
 
 
 class Producing:
@@ -145,7 +146,7 @@ class Producing:
         may_forward: bool = True,
     ) -> None:
         """Give decoded messages to the log, whole or not at all; `done` is called once, later."""
-        nbytes = _payload_bytes(payload)
+        nbytes = held_bytes(payload)
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
         answer = Answer(len(parts), done)
         away: list[tuple[Partition, Payload]] = []
@@ -157,7 +158,7 @@ class Producing:
         for (number, part), appender in zip(parts, appenders, strict=True):
             submission = Submission(
                 part,
-                nbytes if len(parts) == 1 else _payload_bytes(part),
+                nbytes if len(parts) == 1 else held_bytes(part),
                 lambda result, number=number: answer.one(number, result),  # type: ignore[misc]
                 request,
             )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidewater_core.errors import Overloaded, Retryable, TidewaterError
 from tidewater_worker.api.decode import TopicDecoder
-from tidewater_worker.api.produce import Answer, Producing, acks_json
+from tidewater_worker.api.produce import Answer, Producing, acks_json, held_bytes
 from tidewater_worker.flight.judge import Permission
 from tidewater_worker.flight.tickets import Put, note_of, split
 from tidewater_worker.log.producers import Request
@@ -106,7 +106,7 @@ class PutStream:
             request = Request(self._put.producer, self._next_sequence)
             self._next_sequence += 1
         payload = decoder.batch(data)
-        nbytes = payload.nbytes
+        nbytes = held_bytes(payload)
         deadline = self._node.clock.monotonic() + BUSY_S
         batch = _Batch(self._count, payload, nbytes, request, deadline)
         self._count += 1

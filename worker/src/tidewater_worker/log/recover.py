@@ -47,6 +47,8 @@ class Segment:
     base_offset: int
     index: idx.SparseIndex
     sealed_at_us: int = 0
+    is_cached: bool = True
+    """Whether its bytes may still be in the kernel's memory."""
 
     @property
     def end_offset(self) -> int:

@@ -66,4 +66,4 @@ class Tail:
         return frames[i].base_offset if i < len(frames) else self.end
 
 
-_DROPPED: Final = EncodedFrame(-1, 0, b"", pa.py_buffer(b""), pa.schema([]), 0)
+_DROPPED: Final = EncodedFrame(-1, 0, b"", pa.py_buffer(b""), pa.schema([]), 0, 0)
