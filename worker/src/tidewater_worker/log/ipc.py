@@ -15,7 +15,7 @@ In the metadata only `bodyLength` and the vector of buffer places depend on leng
 import logging
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -24,6 +24,8 @@ from tidewater_core import names
 from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE, UNSYNCED_TYPE
 
 ROWS_MAX: Final = 64
+HEADS_MAX: Final = 64
+"""Heads that a partition remembers, a kilobyte each: messages of one size share theirs."""
 log = logging.getLogger(__name__)
 _PAD: Final = [b"\0" * n for n in range(8)]
 # Places in the list of buffers: two for the time, three a binary or string column, two and six for
@@ -47,10 +49,16 @@ def _target(data: bytes, at: int) -> int:
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
+Heads = dict[tuple[int, ...], bytes]
+"""By the lengths of what differs, which tell the shape, too."""
+
+
 class _Shape:
     """Frames of so many rows, with keys or not, from so many producers' requests; no headers."""
 
-    def __init__(self, schema: pa.Schema, rows: int, *, has_keys: bool, runs: int) -> None:
+    def __init__(
+        self, schema: pa.Schema, heads: Heads, rows: int, *, has_keys: bool, runs: int
+    ) -> None:
         self._offsets = struct.Struct(f"<{rows + 1}i").pack
         self._run_ends = struct.Struct(f"<{max(runs, 1)}i").pack
         self._run_offsets = struct.Struct(f"<{max(runs, 1) + 1}i").pack
@@ -66,12 +74,26 @@ class _Shape:
         places = struct.unpack_from(f"<{2 * _BUFFERS}q", message, self._vector_at)
         self._pack_vector = struct.Struct(f"<{2 * _BUFFERS}q").pack
         self._vector_end = self._vector_at + 16 * _BUFFERS
-        self._buffers = [
+        buffers = [
             message[body_at + at : body_at + at + length]
             for at, length in zip(places[::2], places[1::2], strict=True)
         ]
+        self._slots = [
+            _TIMES,
+            *((_KEY_OFFSETS, _KEYS) if has_keys else ()),
+            _VALUE_OFFSETS,
+            _VALUES,
+            *((_RUN_ENDS, _RUN_OFFSETS, _RUNS) if runs else ()),
+            _UNSYNCED,
+        ]
+        self._lengths = [len(buffer) for buffer in buffers]
+        self._between = [
+            b"".join(_padded(buffer) for buffer in buffers[first + 1 : last])
+            for first, last in pairwise([-1, *self._slots, _BUFFERS])
+        ]
+        self._heads = heads
         if struct.unpack_from("<I", message, vector)[0] != _BUFFERS or (
-            self._assemble(list(self._buffers)) != message
+            self._assemble([buffers[slot] for slot in self._slots]) != message
         ):
             raise ValueError("this version of pyarrow lays out its messages in another way")
 
@@ -85,37 +107,46 @@ class _Shape:
         unsynced: int,
     ) -> bytes:
         """Encode rows of this shape."""
-        buffers = self._buffers.copy()
-        if unsynced:  # the sample has none
-            buffers[_UNSYNCED] = unsynced.to_bytes(8, "little")
-        buffers[_TIMES] = time_us.to_bytes(8, "little", signed=True) * self._rows
+        buffers = [time_us.to_bytes(8, "little", signed=True) * self._rows]
         if self._has_keys:
-            buffers[_KEY_OFFSETS] = self._offsets(*accumulate(map(len, keys), initial=0))
-            buffers[_KEYS] = b"".join(keys)
-        buffers[_VALUE_OFFSETS] = self._offsets(*accumulate(map(len, values), initial=0))
-        buffers[_VALUES] = b"".join(values)
+            buffers.append(self._offsets(*accumulate(map(len, keys), initial=0)))
+            buffers.append(b"".join(keys))
+        buffers.append(self._offsets(*accumulate(map(len, values), initial=0)))
+        buffers.append(b"".join(values))
         if self._has_runs:
             texts = [request.encode() for request in requests]
-            buffers[_RUN_ENDS] = self._run_ends(*ends)
-            buffers[_RUN_OFFSETS] = self._run_offsets(*accumulate(map(len, texts), initial=0))
-            buffers[_RUNS] = b"".join(texts)
+            buffers.append(self._run_ends(*ends))
+            buffers.append(self._run_offsets(*accumulate(map(len, texts), initial=0)))
+            buffers.append(b"".join(texts))
+        buffers.append(unsynced.to_bytes(8, "little"))
         return self._assemble(buffers)
 
     def _assemble(self, buffers: list[bytes]) -> bytes:
+        """Put what differs into its slots, among what is the same for all of this shape."""
+        lengths = tuple(map(len, buffers))
+        head = self._heads.get(lengths)
+        if head is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            head = self._heads[lengths] = self._head(lengths)
+        pieces = [head]
+        for between, buffer in zip(self._between, buffers, strict=False):
+            pieces += (between, buffer, _PAD[-len(buffer) % 8])
+        pieces.append(self._between[-1])
+        return b"".join(pieces)
+
+    def _head(self, lengths: tuple[int, ...]) -> bytes:
+        """Write the metadata: the lengths and places of all buffers."""
+        all_lengths = self._lengths.copy()
+        for slot, length in zip(self._slots, lengths, strict=True):
+            all_lengths[slot] = length
         places: list[int] = []
-        pieces: list[bytes] = [b""]
         at = 0
-        for buffer in buffers:
-            length = len(buffer)
+        for length in all_lengths:
             places += (at, length)
-            if length:
-                pieces.append(buffer)
-                if rest := -length % 8:
-                    pieces.append(_PAD[rest])
-                    length += rest
-                at += length
+            at += length + -length % 8
         metadata = self._metadata
-        pieces[0] = b"".join(
+        return b"".join(
             (
                 metadata[: self._length_at],
                 at.to_bytes(8, "little"),
@@ -124,7 +155,10 @@ class _Shape:
                 metadata[self._vector_end :],
             )
         )
-        return b"".join(pieces)
+
+
+def _padded(buffer: bytes) -> bytes:
+    return buffer + _PAD[-len(buffer) % 8]
 
 
 def _sample(schema: pa.Schema, rows: int, has_keys: bool, runs: int) -> pa.RecordBatch:
@@ -150,6 +184,7 @@ class SmallFrames:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        self._heads: Heads = {}
         self._shapes: dict[tuple[int, bool, int], _Shape | None] = {}
 
     def encode(
@@ -176,7 +211,9 @@ class SmallFrames:
         key = (rows, not without_key, 0 if without_request else len(requests))
         if key not in self._shapes:
             try:
-                self._shapes[key] = _Shape(self._schema, rows, has_keys=key[1], runs=key[2])
+                self._shapes[key] = _Shape(
+                    self._schema, self._heads, rows, has_keys=key[1], runs=key[2]
+                )
             except ValueError as error:
                 log.warning("small frames are left to pyarrow: %s", error)
                 self._shapes[key] = None

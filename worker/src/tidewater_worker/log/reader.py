@@ -17,6 +17,8 @@ from tidewater_worker.log import frame as fmt
 
 SUFFIX: Final = ".wal"
 CHUNK_BYTES: Final = 4 * 1024 * 1024
+AHEAD_FROM_BYTES: Final = 1024 * 1024
+"""Whoever reads this much at once is behind, and will want what comes next."""
 HEADER_READ_BYTES: Final = 64 * 1024
 
 
@@ -188,6 +190,9 @@ class LogReader:
             self._offset += batch.num_rows
             self._at += decoded.end_at - at
             at = decoded.end_at
+        if len(data) >= AHEAD_FROM_BYTES:
+            # Far behind, it may come from the disk: let the kernel fetch while we work.
+            os.posix_fadvise(segment.fd, self._at, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         return at
 
     def _corrupt(self, why: str) -> Corrupt:
