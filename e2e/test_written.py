@@ -26,8 +26,9 @@ DRIVERS = f"--selector=job-name={JOB}"
 EXECUTORS = "--selector=spark-role=executor"
 SMALL_FILES = 120
 """More than the 100 at which a table's health asks for a job."""
+NEVER = "0 0 31 2 *"
 UPKEEP = {
-    "schedule": "0 0 31 2 *",  # never: health alone can ask
+    "schedule": NEVER,  # health alone can ask
     "targetFileSize": "1Mi",
     "spark": {
         "executors": 1,
@@ -54,9 +55,19 @@ class Place:
         found: list[Object] = self.kubectl.get("pods", selector)["items"]
         return found
 
-    def maintenance(self) -> Object:
-        status: Object = self.kubectl.get("topic/orders").get("status", {}).get("maintenance", {})
+    def maintenance(self, name: str = "orders") -> Object:
+        status: Object = self.kubectl.get(f"topic/{name}").get("status", {}).get("maintenance", {})
         return status
+
+    def last_run(self, name: str, trigger: str) -> Object:
+        """Wait for the end of a job that was started for this reason."""
+
+        def ended() -> bool:
+            return str(self.maintenance(name).get("last", {}).get("trigger")) == trigger
+
+        wait_for(ended, STEP_S_MAX, f"a job of {name} by {trigger}", interval_s=1.0)
+        last: Object = self.maintenance(name)["last"]
+        return last
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +120,38 @@ def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> Non
     traffic.record.acked.extend(before.record.acked)
     history = gather(tenant.door, tenant.topic, traffic.record, tenant.catalog, PARTITIONS)
     guarantees.hold(history)
+
+
+def test_a_person_and_the_clock_start_jobs(place: Place) -> None:
+    """An annotation starts one at once; a schedule, when its time comes and it is worth it."""
+    kubectl, catalog = place.kubectl, place.tenant.catalog
+    name = f"{kubectl.namespace}/asked"
+    flat: Object = {"partitionBy": []}
+    spark = {"driverMemory": "512Mi"}
+    upkept: Object = {"schedule": NEVER, "targetFileSize": "1Mi", "spark": spark}
+    kubectl.apply([topic("asked", partitions=1, table=flat, maintenance=upkept)])
+    wait_ready(kubectl, "topic/asked")
+    _send(place, name, 400)
+    kubectl("annotate", "topic/asked", "tidewater.dev/maintain=today")
+    last = place.last_run("asked", "Manual")
+    assert last["outcome"] == "Succeeded", last
+    assert place.maintenance("asked")["manual"] == "today", "once for each word"
+
+    upkeep.age(load_table(catalog, name), hours=3, files=20)
+    _send(place, name, 1)
+    schedule = {"spec": {"maintenance": {"schedule": "* * * * *"}}}
+    kubectl("patch", "topic/asked", "--type=merge", f"--patch={json.dumps(schedule)}")
+    last = place.last_run("asked", "Schedule")
+    assert last["outcome"] == "Succeeded", last
+    assert "compact: done" in last["steps"], last
+    assert last["filesAfter"] < last["filesBefore"] - 10, last
+    kubectl("delete", "topic/asked", "--timeout=60s")
+
+
+def _send(place: Place, name: str, count: int) -> None:
+    body = {"messages": [{"value": f"p{n} ".ljust(200, "x")} for n in range(count)]}
+    expect(post(place.tenant.door, f"/v1/{name}/messages?partition=0", body))
+    flush(place.tenant.door, name)
 
 
 def _old_files(tenant: Tenant) -> int:
