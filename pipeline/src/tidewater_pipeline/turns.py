@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from tidewater_coordination.port import SESSION_TTL_S, Coordination, WorkerInfo
-from tidewater_core.errors import Overloaded, TidewaterError
+from tidewater_core.clock import SystemIds
+from tidewater_core.errors import Overloaded, Retryable, TidewaterError
 from tidewater_pipeline.places import StoreSettings
 from tidewater_pipeline.report import Progress
 from tidewater_pipeline.subscribers import open_store
@@ -61,8 +62,10 @@ class _Holding:
     ) -> None:
         self._settings, self._topic, self._progress = settings, topic, progress
         self._wait_s = wait_s
-        # One that starts again in the place of one that was killed takes its session over at once.
-        self._me = WorkerInfo(f"{job}-{socket.gethostname()}-{os.getpid()}", is_job=True)
+        # The uuid because containers of one host may have its name, and all of them the same pid.
+        number = SystemIds().uuid().hex[:8]
+        name = f"{job}-{socket.gethostname()}-{os.getpid()}-{number}"
+        self._me = WorkerInfo(name, is_job=True)
         self._has_turn: Future[None] = Future()
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -73,6 +76,9 @@ class _Holding:
         self._thread.start()
         try:
             self._has_turn.result(START_S_MAX + self._wait_s)
+        except TimeoutError:
+            self.end()
+            raise Retryable("StoreAway", "the coordination store does not answer") from None
         except BaseException:
             self.end()
             raise
@@ -112,7 +118,7 @@ class _Holding:
         deadline = time.monotonic() + self._wait_s
         told = False
         while not await store.take_lease(lease_name(self._topic)):
-            holder = await store.lease_holder(lease_name(self._topic)) or "another job"
+            holder = await store.lease_holder(lease_name(self._topic)) or "nobody we know"
             if time.monotonic() >= deadline:
                 raise Overloaded(
                     "TableBusy",
@@ -122,13 +128,18 @@ class _Holding:
             if not told:
                 told = True
                 self._progress.say(f"{self._topic}: waiting for {holder}, which has the table")
-            await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), POLL_S)
+                raise Retryable("Stopped", "it was told to end while it waited for its turn")
 
     async def _keep(self, store: Coordination) -> None:
         """Take it again if the session was lost meanwhile: there is a new one by now."""
         with suppress(TidewaterError):
-            if not self._over.is_set() and not await store.take_lease(lease_name(self._topic)):
+            if self._over.is_set() or await store.take_lease(lease_name(self._topic)):
+                return
+            holder = await store.lease_holder(lease_name(self._topic))
+            if holder is not None:
                 self._progress.say(
-                    f"{self._topic}: the store lost this job's turn and gave it to another; "
-                    "going on, as commits are checked"
+                    f"{self._topic}: {holder} has taken the table, as the store had lost sight of "
+                    "this job; going on, as commits are checked"
                 )

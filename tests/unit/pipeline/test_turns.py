@@ -57,8 +57,17 @@ def test_one_after_the_other(store: StoreSettings) -> None:
 
 def test_a_busy_table_is_told(store: StoreSettings, holder: Any) -> None:
     with (
-        pytest.raises(Overloaded, match=f"compact-.*-{holder.pid} is at work on the table"),
+        pytest.raises(Overloaded, match=f"compact-.*-{holder.pid}-.* is at work on the table"),
         turn(store, TOPIC, "expire", Progress(), wait_s=0.2),
+    ):
+        pytest.fail("two at once")
+
+
+def test_two_of_one_process_are_two(store: StoreSettings) -> None:
+    with (
+        turn(store, TOPIC, "compact", Progress()),
+        pytest.raises(Overloaded, match="TableBusy"),
+        turn(store, TOPIC, "compact", Progress(), wait_s=0.2),
     ):
         pytest.fail("two at once")
 

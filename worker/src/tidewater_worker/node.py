@@ -16,7 +16,7 @@ from tidewater_coordination.port import Coordination, RegisteredTopic
 from tidewater_core.clock import Clock, IdSource, SystemIds
 from tidewater_core.crd.change import topic_change_problems
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Invalid, NotFound, Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import Invalid, NotFound, Overloaded, Retryable
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.cluster.committing import Committing
@@ -139,7 +139,7 @@ class Node:
                 await self._cool_segments()
                 if tick % DELETER_TICKS == 0:
                     await self._delete_segments()
-            except (OSError, TidewaterError):
+            except Exception:  # whatever it was: without a watch no disk is ever full again
                 log.exception("a round of the watch failed; the next one tries again")
 
     # ---- topics
@@ -296,8 +296,8 @@ class Node:
                 partition.note_backlog(self.settings.limits.log_bytes_max)
 
     async def _cool_segments(self) -> None:
-        for topic in self.topics.values():
-            for partition in topic.partitions.values():
+        for topic in list(self.topics.values()):
+            for partition in list(topic.partitions.values()):
                 appender = partition.appender
                 if appender is None or not partition.is_open:
                     continue
@@ -309,10 +309,10 @@ class Node:
                         )
 
     async def _delete_segments(self) -> None:
-        for topic in self.topics.values():
+        for topic in list(self.topics.values()):
             keep = topic.spec.log.retention
             retention = Retention(keep.time.ms * 1000, keep.size.bytes)
-            for partition in topic.partitions.values():
+            for partition in list(topic.partitions.values()):
                 appender = partition.appender
                 if appender is None or not partition.is_open:
                     continue

@@ -124,23 +124,8 @@ def maintain(run: Run, topic: TopicName) -> TopicResult:
     steps: list[Report] = []
     sizes: list[Size] = []
     try:
-        known = run.subscribers(str(topic))
-        name = run.args.table
-        if name is None and known.spec is not None:
-            name = ".".join(table_identifier(topic, known.spec))
-        table = run.session.table(topic, name)
-        options = upkeep_options(run.args)
-        plan = plan_upkeep(options, known)
         with run.turn(str(topic), "maintain"):
-            sizes.append(table.load().size)
-            for step in STEPS:
-                if step in options.skip:
-                    continue
-                report = _timed(run, table, step, plan, options)
-                steps.append(report)
-                if report.outcome is Outcome.FAILED:
-                    break
-            sizes.append(table.load().size)
+            _all_steps(run, topic, steps, sizes)
         judged = verdict(steps)
     except TidewaterError as error:
         said = failure("maintain", str(topic), error)
@@ -153,6 +138,25 @@ def maintain(run: Run, topic: TopicName) -> TopicResult:
         after=sizes[-1] if sizes else None,
         seconds=time.monotonic() - began,
     )
+
+
+def _all_steps(run: Run, topic: TopicName, steps: list[Report], sizes: list[Size]) -> None:
+    known = run.subscribers(str(topic))
+    name = run.args.table
+    if name is None and known.spec is not None:
+        name = ".".join(table_identifier(topic, known.spec))
+    table = run.session.table(topic, name)
+    options = upkeep_options(run.args)
+    plan = plan_upkeep(options, known)
+    sizes.append(table.load().size)
+    for step in STEPS:
+        if step in options.skip:
+            continue
+        report = _timed(run, table, step, plan, options)
+        steps.append(report)
+        if report.outcome is Outcome.FAILED:
+            break
+    sizes.append(table.load().size)
 
 
 def _timed(

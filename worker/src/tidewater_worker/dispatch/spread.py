@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import Invalid, OutcomeUnknown, Retryable, TidewaterError
+from tidewater_core.errors import Invalid, OutcomeUnknown, Overloaded, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.part import Delivered
 from tidewater_worker.dispatch.report import Refusal, Report
@@ -30,6 +30,8 @@ GRACE_S: Final = 5.0
 """How much longer than asked for an owner may take to say that it has nothing."""
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 HERE: Final = ""
+PASSING: Final = (Retryable, Overloaded, OutcomeUnknown)
+"""What a caller tries again by itself."""
 
 
 class Spread:
@@ -275,7 +277,9 @@ class Spread:
                     for each in said["refused"]
                 )
         if failed and not report.done and not report.refused:
-            raise failed[0]
+            unknown = [error for error in failed if isinstance(error, OutcomeUnknown)]
+            if unknown or all(isinstance(error, PASSING) for error in failed):
+                raise (unknown or failed)[0]
         report.refused += refused
         return report
 

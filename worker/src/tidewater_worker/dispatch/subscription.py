@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import Fenced, Overloaded, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.bell import Bell
 from tidewater_worker.dispatch.counting import counts
@@ -33,6 +33,7 @@ from tidewater_worker.topic import Topic
 RANGES_MAX: Final = 100_000
 """Acknowledged ranges beyond the contiguous offset; past it only the gaps can be filled."""
 RETRY_S: Final = 0.5
+MOVING_RETRY_MS: Final = 200
 """How long a waiting pull leaves a partition alone that could not be read."""
 Origin = tuple[int, int, int | None]
 """A message that a dead letter came from: partition, offset and the place of its key."""
@@ -322,8 +323,15 @@ class Subscription:
             touched[self._key(part)] = part
         if touched:
             self.notify()
-            await self._store.save({key: part.encode for key, part in touched.items()})
+            await self._save(touched.values())
         return report
+
+    async def _save(self, parts: Iterable[Part]) -> None:
+        """Store progress; that a partition has moved is told as something to try again."""
+        try:
+            await self._store.save({self._key(part): part.encode for part in parts})
+        except Fenced as error:
+            raise Retryable("PartitionMoving", error.message, MOVING_RETRY_MS) from error
 
     async def nack(self, ack_ids: Iterable[str], delay_s: float | None) -> Report:
         """Give messages back."""
@@ -415,7 +423,7 @@ class Subscription:
                 part.delivery.reset(offsets[part.number], self._node.clock.now_us())
                 await part.window.close()
         self.notify()
-        await self._store.save({self._key(part): part.encode for part in parts})
+        await self._save(parts)
         return offsets
 
     async def restore(self, origins: Iterable[Origin]) -> tuple[int, int]:
@@ -434,7 +442,7 @@ class Subscription:
             touched[self._key(part)] = part
         if touched:
             self.notify()
-            await self._store.save({key: part.encode for key, part in touched.items()})
+            await self._save(touched.values())
         return restored, refused
 
     def _first_kept(self, part: Part) -> int:

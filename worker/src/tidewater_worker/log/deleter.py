@@ -57,7 +57,10 @@ def remove_segment(directory: Path, base_offset: int) -> None:
 
 
 def plan_cooling(segments: Sequence[Segment], frontier: int, keep: int) -> list[Segment]:
-    """Return the segments that need not be in memory: committed, and not the newest bytes. Pure."""
+    """Return the segments that need not be in memory, oldest first. Pure.
+
+    Those are the committed ones but for the newest bytes.
+    """
     found: list[Segment] = []
     for segment in reversed(segments[:-1]):
         if segment.end_offset > frontier:
@@ -68,7 +71,7 @@ def plan_cooling(segments: Sequence[Segment], frontier: int, keep: int) -> list[
             found.append(segment)
         else:
             break  # so are all before it
-    return found
+    return found[::-1]
 
 
 def cool_segment(directory: Path, base_offset: int) -> None:

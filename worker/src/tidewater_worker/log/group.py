@@ -200,6 +200,8 @@ def encode_group(
             body = _encode_rows(run, time_us, offset - synced, schema, small)
         else:
             body = _encode_batches(run, time_us, offset - synced, schema)
+        if body.size > fmt.FRAME_BODY_BYTES_MAX:
+            raise ValueError(f"a frame of {body.size} bytes could not be read again")
         head = fmt.encode_frame_head(offset, memoryview(body))
         rows = sum(submission.count for submission in run)
         nbytes = len(head) + int(body.size)

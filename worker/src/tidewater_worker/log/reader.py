@@ -190,7 +190,7 @@ class LogReader:
             self._offset += batch.num_rows
             self._at += decoded.end_at - at
             at = decoded.end_at
-        if len(data) >= AHEAD_FROM_BYTES:
+        if at >= AHEAD_FROM_BYTES:
             # Far behind, it may come from the disk: let the kernel fetch while we work.
             os.posix_fadvise(segment.fd, self._at, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         return at
