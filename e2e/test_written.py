@@ -84,8 +84,8 @@ def place(namespace: Kubectl, catalog: dict[str, str]) -> Iterator[Place]:
         yield Place(tenant, f"{namespace.namespace}/planted")
 
 
-def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> None:
-    """Small files alone start it; its driver dies in mid-rewrite; nothing is lost or left."""
+def test_health_starts_a_job_that_outlives_driver_and_executor(place: Place) -> None:
+    """Small files alone start it; its driver dies in mid-rewrite, then the next one's executor."""
     tenant = place.tenant
     with tenant.load("old-") as before:
         before.wait_for_more(1_000, 60)
@@ -95,11 +95,15 @@ def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> Non
     began = time.monotonic()
     load = replace(gentle(tenant.door, tenant.topic, PARTITIONS, prefix="new-"), senders=1)
     with BackgroundTraffic(load) as traffic:
-        first = _driver_at_work(place)
+        first, executors = _driver_at_work(place, but=None)
         at_work_s = time.monotonic() - began
         faults.delete_pod(place.kubectl, first, grace=False)
+        wait_for(lambda: not _alive(place, executors), 60, "the executors to go with their driver")
+        second, (executor, *_) = _driver_at_work(place, but=first)
+        faults.delete_pod(place.kubectl, executor, grace=False)
         wait_for(lambda: _is_over(place), STEP_S_MAX, "the second driver to end", interval_s=1.0)
     print(f"\nat work after {at_work_s:.0f} s, killed, done after {time.monotonic() - began:.0f} s")
+    said = place.kubectl("logs", second)
     job = place.kubectl.get("job", JOB)
     assert job["metadata"]["annotations"]["tidewater.dev/trigger"] == "Health"
     last = place.maintenance()["last"]
@@ -108,7 +112,7 @@ def test_health_starts_a_job_and_a_killed_driver_is_retried(place: Place) -> Non
     assert last["filesBefore"] > 0 < last["seconds"], last
     drivers = place.pods(DRIVERS)
     assert [pod["status"]["phase"] for pod in drivers] == ["Succeeded"]
-    assert drivers[0]["metadata"]["name"] != first
+    assert [pod["metadata"]["name"] for pod in drivers] == [second], said[-2000:]
     wait_for(lambda: not place.pods(EXECUTORS), 60, "the executors to go")
     assert _old_files(tenant) <= 2
 
@@ -161,19 +165,28 @@ def _old_files(tenant: Tenant) -> int:
     return sum(1 for _ in table.scan(f"tw_time < '{before}'").plan_files())
 
 
-def _driver_at_work(place: Place) -> str:
-    """Wait until a driver rewrites files with an executor, and return its pod's name."""
-    found: list[str] = []
+def _driver_at_work(place: Place, but: str | None) -> tuple[str, list[str]]:
+    """Wait until a driver rewrites files with executors, and return the names of their pods."""
+    found: list[tuple[str, list[str]]] = []
 
     def rewriting() -> bool:
+        executors = [str(pod["metadata"]["name"]) for pod in place.pods(EXECUTORS)]
         for pod in place.pods(DRIVERS):
             name = str(pod["metadata"]["name"])
-            if "rewriting" in place.kubectl("logs", name) and place.pods(EXECUTORS):
-                found.append(name)
+            # One that is about to begin has nothing to say yet.
+            is_running = pod["status"]["phase"] == "Running" and name != but
+            if executors and is_running and "rewriting" in place.kubectl("logs", name):
+                found.append((name, executors))
         return bool(found)
 
     wait_for(rewriting, STEP_S_MAX, "a driver to rewrite files", interval_s=0.5)
     return found[0]
+
+
+def _alive(place: Place, names: list[str]) -> list[str]:
+    return [
+        pod["metadata"]["name"] for pod in place.pods(EXECUTORS) if pod["metadata"]["name"] in names
+    ]
 
 
 def _is_over(place: Place) -> bool:
