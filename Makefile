@@ -7,6 +7,9 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .SUFFIXES:
 
+# Tests and benches start hundreds of processes: each would compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 # What `make lint` and `make types` look at: of these folders the ones that hold Python.
@@ -40,7 +43,7 @@ setup: ## Make .venv with everything for development (done by the other targets 
 test: check ## Check, then run all tests (TEST_ARGS="-k name", TEST_JOBS=2)
 	@PYTHONPATH=tests/lib $(BIN)/python -m tidewater_testing.parts.fetch
 	@# In the order of the folders: the long ones (fault, integration) first, or the last one is waited for.
-	@timeout --kill-after=30 1800 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder --durations=15 $(TEST_ARGS)
+	@timeout --kill-after=30 2700 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder --durations=15 $(TEST_ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that take seconds (no slow ones, no Java)

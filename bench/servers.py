@@ -27,7 +27,7 @@ class Tidewater:
     url: str
     data: Path
     flight: str
-    """`host:port` of Arrow Flight."""
+    """`host:port` of Arrow Flight; port 0: it was started without."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -84,14 +84,21 @@ def manifest(kind: str, specs: Specs) -> str:
 
 
 def start_tidewater(
-    folder: Path, topics: Specs, subscriptions: Specs | None = None, ready_s: float = READY_WAIT_S
+    folder: Path,
+    topics: Specs,
+    subscriptions: Specs | None = None,
+    ready_s: float = READY_WAIT_S,
+    *,
+    has_flight: bool = True,
 ) -> Tidewater:
     """Start `tidewater dev` with these topics and wait until it takes messages."""
     folder.mkdir(parents=True)
     port = processes.free_port()
     command = [sys.executable, "-m", "tidewater.cli.main", "dev", "--data", str(folder / "data")]
-    flight_port = processes.free_port()
-    command += ["--listen", f"127.0.0.1:{port}", "--flight", str(flight_port)]
+    command += ["--listen", f"127.0.0.1:{port}"]
+    flight_port = processes.free_port() if has_flight else 0
+    if has_flight:
+        command += ["--flight", str(flight_port)]
     for kind, specs in (("Topic", topics), ("Subscription", subscriptions or {})):
         if specs:
             (folder / f"{kind}.yaml").write_text(manifest(kind, specs))

@@ -102,10 +102,13 @@ class Stage:
         topics: Specs | None = None,
         subscriptions: Specs | None = None,
         ready_s: float = READY_WAIT_S,
+        *,
+        has_flight: bool = True,
     ) -> Tidewater:
         """Start a second worker, with nothing but the quickstart topic unless told."""
+        folder = self.folder / name
         return self._server(
-            start_tidewater(self.folder / name, topics or {}, subscriptions, ready_s)
+            start_tidewater(folder, topics or {}, subscriptions, ready_s, has_flight=has_flight)
         )
 
     def driver(self, module: str, *arguments: str, name: str = "") -> Driver:

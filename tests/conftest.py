@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tidewater_testing.parts.aws import Aws
 from tidewater_testing.parts.postgres import Postgres
@@ -15,6 +16,10 @@ from tidewater_testing.parts.seaweed import SeaweedFS
 # Tests start processes while gRPC's threads run. Its handlers of a fork would work in the child,
 # which is about to become another program, and now and then end it instead.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+# An example that takes long is no failed one: the machine may be busy.
+settings.register_profile("tidewater", deadline=None)
+settings.load_profile("tidewater")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -217,7 +217,7 @@ def test_requirements_are_pinned(path: Path) -> None:
 def test_requirements_agree_on_versions() -> None:
     """What is tested is what is shipped."""
     dev = set(_pins("dev"))
-    for component in ("worker", "client", "operator"):
+    for component in ("worker", "client", "operator", "pipeline"):
         assert set(_pins(component)) <= dev, f"requirements/{component}.txt: run `make pins`"
 
 

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import psutil
 
+from tidewater_core.compaction import HOUR_US
 from tidewater_core.names import TopicName
 from tidewater_core.settings import embedded
 from tidewater_core.units import ByteSize
-from tidewater_pipeline.calendar_time import HOUR_US
 from tidewater_pipeline.jobs import compact
 from tidewater_pipeline.report import Progress
 from tidewater_pipeline.session import Session, TopicTable

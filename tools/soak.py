@@ -10,6 +10,7 @@ the end the checkers say whether G1, G2 and G3 held.
 
 import argparse
 import asyncio
+import http.client
 import itertools
 import json
 import os
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from tools.soak_plot import draw
 
 from tidewater_testing.checker import make_payload, verify
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
@@ -40,8 +40,8 @@ SPEC: Final = {
     "writer": {"flushInterval": "1s"},
     # Segments go as soon as they are in the table, so that readers need its history.
     "log": {"segmentSize": "64Ki", "retention": {"time": "0s", "size": "0"}},
-    # Spark's expiry removes files; the writer's own, which does not, comes much later.
-    "maintenance": {"keepSnapshots": 300, "snapshotAge": "10m"},
+    # keepSnapshots as it comes: the writer's expiry, after 50 commits, must not end a rewrite.
+    "maintenance": {"snapshotAge": "10m"},
 }
 KILLS: Final = ("table", "jvm", "edge", "table", "driver", "edge")
 """In turns. A driver serves many rounds: to start one costs more than a round."""
@@ -50,6 +50,10 @@ WARM_S: Final = 15.0
 PROBES: Final = itertools.count()
 PAGE_PAUSE_S: Final = 0.1
 """Readers pause after each page: without it two of them take both cores from Spark and worker."""
+FLAT: Final = {"files": 150, "snapshots": 400, "metadata_kib": 400.0}
+"""What a sample, taken after a round of upkeep, may be once the first minutes are over: files are
+those of some minutes; snapshots of a round whose job was killed are held until the next one."""
+WARM_MIN: Final = 3.0
 QUIET_S: Final = 10.0
 """How long the reader of history pauses while CPU per commit is measured."""
 
@@ -150,6 +154,14 @@ class Reader(threading.Thread):
         self.rounds = self.messages = self.retries = 0
 
     def run(self) -> None:
+        """Read until told to stop; a reader that ends by itself has something to say."""
+        try:
+            self._walk()
+        except Exception as error:
+            self.wrong.append(f"reader of partition {self._partition} ended: {error!r}")
+            raise
+
+    def _walk(self) -> None:
         """Walk from the beginning to the end, again and again; a live one stays at the end."""
         while not self.halt.is_set() and not self.wrong:
             offset = self._end() if self._live else 0
@@ -185,18 +197,20 @@ class Reader(threading.Thread):
     def _page(self, offset: int) -> dict[str, Any] | None:
         wait = "&wait_ms=1000" if self._live else ""
         path = f"/v1/{TOPIC}/messages?partition={self._partition}&offset={offset}&limit=2000{wait}"
+        page: dict[str, Any] | None = None
         try:
             answer = self._worker.get(path)
-        except OSError:
-            answer = None
+            if answer.status == 200:
+                page = answer.json()
+        except (OSError, http.client.HTTPException, ValueError):
+            answer = None  # a worker that is killed in the middle of an answer
         if answer is None or answer.status in (429, 503):
             self.retries += 1
             time.sleep(0.1)
             return None
-        if answer.status != 200:
+        if page is None:
             self.wrong.append(f"G3 One stream: {answer.status} {answer.body[:200]!r}")
             return None
-        page: dict[str, Any] = answer.json()
         time.sleep(PAGE_PAUSE_S)
         return page
 
@@ -383,6 +397,30 @@ async def run(minutes: float, data: Path) -> dict[str, Any]:
         return judge(soak, worker, traffic, audited)
 
 
+def judge_work(seen: dict[str, Any], alive: int = 0) -> list[str]:
+    """Say what did not happen, and what grew: a promise that nobody tried is not held. Pure."""
+    readers, samples = seen["readers"], seen["samples"]
+    wrong = [f"soak: {alive} readers did not end"] if alive else []
+    if not seen["messages"]:
+        wrong.append("soak: no message was acknowledged")
+    wrong += [f"soak: nothing was read: {who}" for who in readers["silent"]]
+    done = seen["upkeep"]["outcomes"].get("compact done", 0)
+    if done < len(samples) / 2:
+        wrong.append(f"soak: {done} of {len(samples)} compactions were done")
+    return wrong + [
+        f"soak: {name} was {sample[name]} in minute {sample['minute']}, at most {bound} are flat"
+        for name, bound in FLAT.items()
+        for sample in samples
+        if sample["minute"] > WARM_MIN and sample[name] > bound
+    ]
+
+
+def silent(soak: Soak) -> list[str]:
+    """Name the readers that got nothing, or nowhere."""
+    history = [f"history {n}" for n, each in enumerate(soak.history) if not each.rounds]
+    return history + [f"live {n}" for n, each in enumerate(soak.live) if not each.messages]
+
+
 def judge(
     soak: Soak, worker: Worker, traffic: Traffic, audited: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -402,7 +440,7 @@ def judge(
     if report.get("outcome") != "done":
         wrong.append(f"audit: {report.get('outcome')} {report.get('message')} {audited}"[:500])
     record = traffic.record
-    return {
+    seen = {
         "minutes": round(soak.minute(), 1),
         "wrong": wrong,
         "messages": record.messages,
@@ -415,6 +453,7 @@ def judge(
             },
             "live": {"messages": sum(each.messages for each in soak.live)},
             "retries": sum(each.retries for each in soak.readers()),
+            "silent": silent(soak),
         },
         "upkeep": {
             "outcomes": soak.upkeep.outcomes,
@@ -424,10 +463,14 @@ def judge(
         "kills": soak.kills,
         "samples": soak.samples,
     }
+    wrong += judge_work(seen, sum(each.is_alive() for each in soak.readers()))
+    return seen
 
 
 def main() -> int:
     """Run it; exit code 1 if a promise was broken."""
+    from tools.soak_plot import draw  # a second for matplotlib, which no test of this needs
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=Path("docs"), help="where the results go")

@@ -18,26 +18,30 @@ GROWTH_MB_MAX = 64
 
 
 def idle(stage: Stage) -> Result:
-    """Measure a worker that was just started and has nothing to do."""
+    """Measure a worker that was just started and has nothing to do: as it is by default."""
     stage.say("memory of an idle worker")
-    server = stage.another_tidewater("idle")
+    plain = _idle(stage, "idle", has_flight=False)
+    flight = _idle(stage, "idle-flight", has_flight=True)
+    group = "RSS of an idle worker"
+    return Result(
+        lines=[
+            *(Line(group, role, "MB", size) for role, size in plain.items()),
+            Line(
+                group, "all processes", "MB", sum(plain.values()),
+                target=Target("value", at_most=300),
+            ),
+            Line(group, "all processes, with Arrow Flight", "MB", sum(flight.values())),
+        ],
+        raw={"mb": plain, "mb_with_flight": flight},
+    )  # fmt: skip
+
+
+def _idle(stage: Stage, name: str, *, has_flight: bool) -> dict[str, float]:
+    server = stage.another_tidewater(name, has_flight=has_flight)
     time.sleep(IDLE_WAIT_S)
     by_role = {role: rss_bytes([pid]) / MB for role, pid in server.pids.items()}
     server.end()
-    total = sum(by_role.values())
-    return Result(
-        lines=[
-            *(Line("RSS of an idle worker", role, "MB", size) for role, size in by_role.items()),
-            Line(
-                "RSS of an idle worker",
-                "all processes",
-                "MB",
-                total,
-                target=Target("value", at_most=300),
-            ),
-        ],
-        raw={"mb": by_role},
-    )
+    return by_role
 
 
 def long_run(stage: Stage) -> Result:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from table_fakes import TIME_US, HandLog, assignment, message_batch, worker_settings
+from table_fakes import TIME_US, HandLog, assignment, flush, message_batch, worker_settings
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.settings import WorkerSettings
@@ -51,7 +51,7 @@ class Writer:
             self.log.append(message_batch(SPEC, values, time_us=TIME_US))
             self.service.durable(TOPIC, {self.log.partition: self.log.end})
             time.sleep(0.2)
-        self.service.flush(TOPIC, {self.log.partition: self.log.end}, 60)
+        flush(self.service, TOPIC, {self.log.partition: self.log.end}, 60)
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 A full disk (ENOSPC) must refuse the request and nothing else: sent again, it is stored. Any other
 error stops the partition, since nobody knows what the disk holds; reopened, it has all that was
-acknowledged. A request is never stored twice and an offset never given twice.
+acknowledged. A request is never stored twice and an offset never given twice. A call that writes
+less than it is given, which POSIX allows at any time, is no error: the rest is written after it.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import pytest
 
 from tidewater_core.errors import Corrupt, OutcomeUnknown, Retryable
 from tidewater_testing import logs
+from tidewater_worker.log.recover import Recovered
 
 SEGMENT_BYTES = 6_000
 BATCHES = [
@@ -56,6 +58,29 @@ class Faults:
         return call
 
 
+class ShortWrites:
+    """Counts writes and lets one of them take half of its bytes; perhaps the disk is full then."""
+
+    def __init__(self, short_at: int, *, then_full: bool) -> None:
+        self.calls = 0
+        self._short_at, self._then_full = short_at, then_full
+
+    def wrap(self, real: Callable[..., int]) -> Callable[..., int]:
+        """Make a call count."""
+
+        def call(fd: int, data: Any, *at: int) -> int:
+            self.calls += 1
+            if self._then_full and self.calls == self._short_at + 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.calls != self._short_at:
+                return real(fd, data, *at)
+            whole = b"".join(data) if isinstance(data, list | tuple) else bytes(data)
+            half = whole[: len(whole) // 2]
+            return real(fd, [half] if isinstance(data, list | tuple) else half, *at)
+
+        return call
+
+
 @contextmanager
 def _faulty(names: tuple[str, ...], fail_at: int, number: int) -> Iterator[Faults]:
     faults = Faults(fail_at, number)
@@ -77,17 +102,25 @@ async def _write_all(directory: Path, names: tuple[str, ...], fail_at: int, numb
     """Write every batch; returns the call that failed, an empty string if none did."""
     recovered = logs.reopen(directory)
     with _faulty(names, fail_at, number) as faults:
-        async with logs.appending(directory, recovered, SEGMENT_BYTES) as appender:
-            for sequence, batch in enumerate(BATCHES):
-                try:
-                    stored = await logs.offer(appender, logs.make_submission(sequence, batch, "p"))
-                except Retryable as error:
-                    if error.reason != "LogDiskFull":
-                        raise
-                    stored = await logs.offer(appender, logs.make_submission(sequence, batch, "p"))
-                assert stored.offset == sequence * 3, f"{faults.failed}: an offset was skipped"
-            await appender.close()
+        await _send_all(directory, recovered)
     return faults.failed
+
+
+async def _send_all(directory: Path, recovered: Recovered) -> int:
+    """Send every batch, again if the disk is full; returns how often it was."""
+    refused = 0
+    async with logs.appending(directory, recovered, SEGMENT_BYTES) as appender:
+        for sequence, batch in enumerate(BATCHES):
+            try:
+                stored = await logs.offer(appender, logs.make_submission(sequence, batch, "p"))
+            except Retryable as error:
+                if error.reason != "LogDiskFull":
+                    raise
+                refused += 1
+                stored = await logs.offer(appender, logs.make_submission(sequence, batch, "p"))
+            assert stored.offset == sequence * 3, "an offset was skipped"
+        await appender.close()
+    return refused
 
 
 def _assert_whole(directory: Path, what: str) -> None:
@@ -113,6 +146,31 @@ def test_a_full_disk_at_any_call_costs_one_refusal() -> None:
             failed.append(name)
         assert {"pwritev", "open", "write_bytes .idx"} <= set(failed), failed
         assert len(failed) > 20, failed
+
+
+@pytest.mark.parametrize("then_full", [False, True])
+def test_a_write_that_takes_half_of_its_bytes_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, then_full: bool
+) -> None:
+    """At each call that writes; if the disk is full behind it, one refusal."""
+    refusals = 0
+    with logs.memory_directory() as memory:
+        for short_at in range(1, 200):
+            directory = memory / str(short_at)
+            directory.mkdir()
+            writes = ShortWrites(short_at, then_full=then_full)
+            recovered = logs.reopen(directory)
+            with monkeypatch.context() as patch:
+                for name in ("write", "pwrite", "pwritev"):
+                    patch.setattr(os, name, writes.wrap(getattr(os, name)))
+                refused = asyncio.run(_send_all(directory, recovered))
+            _assert_whole(directory, f"write {short_at} took half of its bytes")
+            refusals += refused
+            assert refused <= then_full
+            if writes.calls < short_at:
+                break
+    assert short_at > 20, "headers and frames"
+    assert bool(refusals) == then_full
 
 
 def test_an_error_of_a_sync_stops_the_partition_and_loses_nothing() -> None:

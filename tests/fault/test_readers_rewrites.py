@@ -69,7 +69,8 @@ class Story:
 
     def wanted(self, partition: int) -> set[int]:
         """Return the offsets that the filters let through, as far as the producers were told."""
-        return {offset for offset, value in list(self.values[partition].items()) if is_hot(value)}
+        values = self.values[partition].copy()  # in one step: producers go on
+        return {offset for offset, value in values.items() if is_hot(value)}
 
     def check(self, partition: int, asked: int, messages: list[dict[str, object]]) -> None:
         """See that a page is the next messages from where it was asked for."""

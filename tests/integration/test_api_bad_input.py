@@ -1,5 +1,6 @@
 """Bad input: a 4xx that names the reason, and nothing is stored (G6)."""
 
+import gzip
 import json
 import socket
 from dataclasses import dataclass, field
@@ -21,6 +22,18 @@ def _arrow(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _bomb() -> bytes:
+    """Make a body of some kilobytes that says it is 64 MiB of values."""
+    batch = pa.record_batch({"value": pa.array([bytes(1024 * 1024)] * 64, pa.binary())})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    assert len(data) < 100_000
     return data
 
 
@@ -64,6 +77,34 @@ BAD = {
     "value twice": Bad(400, _one(value_b64="AAAA")),
     "key twice": Bad(400, _one(key="k", key_b64="AAAA")),
     "nested too deep": Bad(400, '{"messages": [{"value": ' + "[" * 50_000 + "]" * 50_000 + "}]}"),
+    "a header that is not utf-8": Bad(
+        400, b"x", "application/octet-stream", headers={"Tidewater-Key": "caf\xe9"}
+    ),
+    "a time after the year 9999": Bad(
+        400, _one({"id": 1, "at": "9999-12-31T23:59:59-01:00"}), path=TYPED
+    ),
+    "arrow: a day after the year 9999": Bad(
+        400,
+        _arrow(pa.table({"id": [1], "day": pa.array([2**30], pa.int32()).view(pa.date32())})),
+        ARROW,
+        path=TYPED,
+    ),
+    "arrow: a map with a key twice": Bad(
+        400,
+        _arrow(
+            pa.table(
+                {
+                    "id": [1],
+                    "scores": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64())),
+                }
+            )
+        ),
+        ARROW,
+        path=TYPED,
+    ),
+    "more headers than are taken": Bad(
+        413, _one({"id": 1}, headers={f"h{n}": "" for n in range(200)}), path=TYPED
+    ),
     "ndjson: line 2 is bad": Bad(400, '{"value": "good"}\n{bad}\n', NDJSON),
     "ndjson: empty": Bad(400, "", NDJSON),
     "ndjson: a batch object": Bad(400, _one(), NDJSON),
@@ -75,6 +116,16 @@ BAD = {
     "arrow: no value": Bad(400, _arrow(pa.table({"tw_key": pa.array([b"k"])})), ARROW),
     "arrow: other column": Bad(400, _arrow(pa.table({"value": [b"v"], "x": [1]})), ARROW),
     "arrow: wrong type": Bad(400, _arrow(pa.table({"value": [[1, 2]]})), ARROW),
+    "arrow: large when decompressed": Bad(413, _bomb(), ARROW),
+    "arrow: a column twice": Bad(
+        400, _arrow(pa.table({"key": [b"a"], "tw_key": [b"b"], "value": [b"v"]})), ARROW
+    ),
+    "content encoding": Bad(
+        415, gzip.compress(_one().encode()), headers={"content-encoding": "gzip"}
+    ),
+    "content encoding of bytes": Bad(
+        415, b"\x1f\x8b", "application/octet-stream", headers={"content-encoding": "gzip"}
+    ),
     "content type": Bad(415, _one(), "text/csv"),
     "form": Bad(415, "a=b", "application/x-www-form-urlencoded"),
     "unknown topic": Bad(404, _one(), path="/v1/shop/nosuch/messages"),
@@ -85,6 +136,10 @@ BAD = {
     "partition of many digits": Bad(4, _one(), path=f"/v1/shop/single/messages?partition={DIGITS}"),
     "ack is a word": Bad(400, _one(), path="/v1/shop/single/messages?ack=yes"),
     "unknown parameter": Bad(400, _one(), path="/v1/shop/single/messages?partitoin=0"),
+    "a parameter twice": Bad(400, _one(), path="/v1/shop/single/messages?partition=0&partition=0"),
+    "a header without a name": Bad(
+        400, b"x", "application/octet-stream", headers={"Tidewater-Header-": "x"}
+    ),
     "producer without sequence": Bad(400, _one(), headers={"Tidewater-Producer": "p"}),
     "sequence without producer": Bad(400, _one(), headers={"Tidewater-Sequence": "1"}),
     "negative sequence": Bad(
@@ -200,6 +255,8 @@ READS = {
     "bad timestamp": (400, "/v1/shop/single/messages?timestamp=yesterday"),
     "timestamp without zone": (400, "/v1/shop/single/messages?timestamp=2026-01-01T00:00:00"),
     "timestamp of many digits": (4, f"/v1/shop/single/messages?timestamp={DIGITS}"),
+    "unknown parameter": (400, "/v1/shop/single/messages?offest=3"),
+    "a parameter twice": (400, "/v1/shop/single/messages?offset=0&offset=1"),
     "limit 0": (400, "/v1/shop/single/messages?limit=0"),
     "negative wait": (400, "/v1/shop/single/messages?wait_ms=-5"),
     "no such path": (404, "/v2/shop"),
@@ -231,6 +288,34 @@ def test_a_wrong_method_is_refused(worker: Worker, method: str, path: str) -> No
     answer = web.request(worker.address, method, path)
     assert answer.status == 405
     assert answer.reason == "MethodNotAllowed"
+
+
+CALLS = (
+    *(
+        f"/v1/shop/single/subscriptions/none/{verb}"
+        for verb in ("pull", "ack", "nack", "extend", "seek", "leave", "replay")
+    ),
+    "/v1/shop/single/commits",
+    "/v1/shop/single/partitions/0/move",
+    "/v1/shop/single/partitions/0/give-up",
+)
+UNREADABLE = {
+    "not json": b"{nonsense",
+    "not utf-8": b'{"consumer": "\xff"}',
+    "nested too deep": b'{"consumer": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "a list": b"[]",
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE)
+@pytest.mark.parametrize("path", CALLS)
+def test_a_call_with_an_unreadable_body_is_refused(worker: Worker, path: str, body: str) -> None:
+    """400 with the body of every error: the outcome is known, nothing was done."""
+    answer = worker.post(path, UNREADABLE[body])
+    assert answer.status == 400, (answer.status, answer.body)
+    error = answer.json()["error"]
+    assert error["kind"] == "Invalid"
+    assert error["reason"].isalnum()
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"messages": [{"val', b'{"messages": [{"value": "x"}]}'])

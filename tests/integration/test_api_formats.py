@@ -110,6 +110,19 @@ def test_arrow_values_may_be_strings(worker: Worker) -> None:
     ]
 
 
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+def test_arrow_compressed_and_with_dictionaries(worker: Worker, compression: str | None) -> None:
+    """What pyarrow can write is taken."""
+    values = ["a" * 1000, "b" * 1000, "a" * 1000]
+    batch = pa.record_batch({"value": pa.array(values).dictionary_encode(), "key": ["k"] * 3})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    offset = _produce(worker, sink.getvalue().to_pybytes(), ARROW)
+    assert [m["value"] for m in _read(worker, offset, 3)] == values
+
+
 @pytest.mark.parametrize(
     "content_type", ["application/octet-stream", "Application/Octet-Stream; charset=binary"]
 )
@@ -120,6 +133,17 @@ def test_raw_bytes(worker: Worker, content_type: str) -> None:
     assert base64.b64decode(got["value_b64"]) == BINARY
     assert got["key"] == "k"
     assert got["headers"] == {"trace": "t1"}
+
+
+def test_header_values_are_utf8(worker: Worker) -> None:
+    """A key is the same bytes by whichever door it comes: its messages share a partition."""
+    on_the_wire = {
+        name: text.encode().decode("latin-1")
+        for name, text in {"Tidewater-Key": "café", "Tidewater-Header-Where": "Zürich"}.items()
+    }
+    (got,) = _read(worker, _produce(worker, b"x", "application/octet-stream", on_the_wire), 1)
+    assert got["key"] == "café"
+    assert got["headers"] == {"where": "Zürich"}
 
 
 def test_an_empty_raw_body_is_a_message(worker: Worker) -> None:

@@ -159,6 +159,24 @@ async def test_a_request_over_partitions_is_refused_whole(tmp_path: Path) -> Non
         assert sum(p["end"] for p in partitions) == sum(results), "a refused request was stored"
 
 
+def test_a_worker_opens_so_many_partitions_and_says_why_not_more(tmp_path: Path) -> None:
+    manifest = topic_manifest(TOPIC, {"partitions": 3})
+    worker = Worker(tmp_path / "w", [manifest], limits=Limits(partitions_max=2))
+
+    def statuses() -> list[int]:
+        body = '{"messages": [{"value": "x"}]}'
+        path = f"/v1/{TOPIC}/messages?partition="
+        return sorted(worker.post(f"{path}{number}", body).status for number in range(3))
+
+    try:
+        worker.start(wait=False)  # it is not ready while one of the three is closed
+        wait_until(worker.answers, 60, "the worker to answer", 0.2)
+        wait_until(lambda: statuses() == [200, 200, 429], 30, "two of three to be open", 0.2)
+        assert b"TooManyPartitions" in worker.get(f"/v1/{TOPIC}").body
+    finally:
+        worker.process.kill()
+
+
 def test_pages_about_itself(worker: Worker) -> None:
     """Health, metrics, OpenAPI, the list of topics, metadata and statistics."""
     assert worker.get("/healthz").status == 200
@@ -248,3 +266,21 @@ def test_a_signal_to_the_supervisor_twice_is_fine(tmp_path: Path) -> None:
         os.kill(worker.process.pid, signal.SIGTERM)
         time.sleep(0.05)
         assert worker.stop() == 0
+
+
+def test_pandas_is_imported_before_the_first_message(tmp_path: Path) -> None:
+    """G6 Bounded: pyarrow imports it wherever it is; no message waits those seconds."""
+    noted = tmp_path / "imported"
+    package = tmp_path / "packages" / "pandas"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import pathlib, sys\n"
+        f"with pathlib.Path({str(noted)!r}).open('a') as out: out.write(sys.argv[0] + '\\n')\n"
+        "raise ImportError('not a real one')\n"
+    )
+    path = ("env", f"PYTHONPATH={package.parent}")
+    with Worker(tmp_path / "w", [topic_manifest(TOPIC)], command_prefix=path) as worker:
+        before = noted.read_text()
+        assert "edge" in before
+        assert worker.post(f"/v1/{TOPIC}/messages", '{"messages": [{"value": "x"}]}').status == 200
+        assert noted.read_text().count("edge") == before.count("edge")

@@ -18,6 +18,8 @@ from tidewater_testing.subscriptions import subscription_manifest
 
 TOPIC = "shop/jobs"
 FAST = {"ackDeadline": "800ms", "backoff": {"initial": "20ms", "max": "50ms"}}
+PATIENT = {**FAST, "ackDeadline": "2500ms"}
+"""For tests in which nobody may be late: a busy machine may stand still for half a second."""
 NAMES = ("plain", "slow", "close", "arrow", "threads", "lone", "auto", "nacks", "few")
 
 
@@ -27,7 +29,10 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     manifests = [topic_manifest(f"shop/{name}", {"partitions": 2}) for name in NAMES]
     manifests += [
         subscription_manifest(
-            f"shop/{name}", name, type="Exclusive" if name == "lone" else "Shared", **FAST
+            f"shop/{name}",
+            name,
+            type="Exclusive" if name == "lone" else "Shared",
+            **(PATIENT if name in ("lone", "slow") else FAST),
         )
         for name in NAMES
     ]
@@ -78,8 +83,8 @@ def test_a_message_that_takes_longer_than_the_deadline_is_extended(client: Clien
         first = slow.receive_many(20, timeout_s=5)
         while len(first) < 20:
             first += slow.receive_many(20, timeout_s=5)
-        # Three deadlines of work, with nothing but the consumer's own thread to extend it.
-        assert other.receive(2.5) is None, "G4: what is worked on is not given to another"
+        # More than a deadline of work, with nothing but the consumer's own thread to extend it.
+        assert other.receive(6.0) is None, "G4: what is worked on is not given to another"
         slow.ack(*first)
         slow.flush()
         assert (slow.tally.acked, slow.tally.late, slow.tally.lost) == (20, 0, 0)
@@ -198,7 +203,7 @@ def test_an_exclusive_subscription_is_refused_or_waited_for(client: Client) -> N
         second.close()
         third = consumer(client, "lone", name="third", standby=True)
         assert third.receive(0.5) is None
-        assert third.trouble is not None
+        wait_until(lambda: third.trouble is not None, 10, "the third to be told why", 0.05)
     assert third.receive(5) is not None, "its turn"
     third.close()
 

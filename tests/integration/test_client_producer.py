@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -11,6 +12,13 @@ from tidewater import AsyncClient, BatchOptions, Client, Invalid, Message, NotFo
 from tidewater_testing.parts.worker import Worker, topic_manifest
 
 COLUMNS = {"fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
+FLOATS = {
+    "fields": [
+        {"name": "d", "type": "double"},
+        {"name": "f", "type": "float"},
+        {"name": "l", "type": "list<double>"},
+    ]
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +28,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         topic_manifest("shop/bad", {"partitions": 2}),
         topic_manifest("shop/raw", {"partitions": 2}),
         topic_manifest("shop/typed", {"partitions": 1, "schema": COLUMNS}),
+        topic_manifest("shop/frames", {"partitions": 1, "schema": COLUMNS}),
+        topic_manifest("shop/floats", {"partitions": 1, "schema": FLOATS}),
         topic_manifest("shop/async", {"partitions": 3}),
     ]
     with Worker(tmp_path_factory.mktemp("producer"), manifests) as part:
@@ -130,6 +140,33 @@ def test_frames_go_in_and_tables_come_out(client: Client) -> None:
     assert (streamed.num_rows, streamed.schema) == (0, table.schema)
     with pytest.raises(Invalid, match="NotArrow"):
         producer.send_table([1, 2])
+
+
+def test_floats_that_json_has_not(client: Client) -> None:
+    """G7: by every way they are stored as they are, not as NULL."""
+    nan, inf = float("nan"), float("inf")
+    value = {"d": nan, "f": -inf, "l": [1.5, inf, None]}
+    producer = client.producer("shop/floats")
+    producer.send(value)
+    producer.send_many([Message(value), Message({"d": 1.0})])
+    posted = producer.post(value)
+    producer.flush()
+    posted.result()
+    producer.send_table(
+        pa.table({"d": [nan], "f": pa.array([-inf], pa.float32()), "l": [[1.5, inf, None]]})
+    )
+    table = client.reader("shop/floats").read_table()
+    rows = [repr(row) for row in table.select(["d", "f", "l"]).to_pylist()]
+    told = "{'d': nan, 'f': -inf, 'l': [1.5, inf, None]}"
+    assert rows == [told, told, "{'d': 1.0, 'f': None, 'l': None}", told, told]
+
+
+def test_frames_of_polars(client: Client) -> None:
+    """A real one goes in and comes back equal."""
+    frame = pl.DataFrame({"name": ["x", None, "ü"], "id": [8, 9, 10]})
+    client.producer("shop/frames").send_table(frame)
+    found = pl.DataFrame(client.reader("shop/frames").read_batches(0))
+    assert found.select("name", "id").equals(frame)
 
 
 def test_batches_with_keys_spread_over_partitions(client: Client) -> None:

@@ -1,31 +1,25 @@
 """What compaction makes: files of the target size, each in order, whatever they were made from."""
 
-import gc
 import itertools
-import warnings
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from tidewater_core.names import TopicName
+from tidewater_core.compaction import HOUR_US
+from tidewater_core.names import HOLD, TopicName
 from tidewater_core.settings import embedded
-from tidewater_core.units import ByteSize
-from tidewater_pipeline.calendar_time import HOUR_US
-from tidewater_pipeline.jobs import compact
-from tidewater_pipeline.report import Outcome, Progress
-from tidewater_pipeline.session import Session, TopicTable
-from tidewater_pipeline.settings import SparkSettings
+from tidewater_core.units import ByteSize, Duration
+from tidewater_pipeline.jobs import compact, retention
+from tidewater_pipeline.report import Outcome
+from tidewater_pipeline.session import Session, SnapshotGoneError, TopicTable
+from tidewater_pipeline.state import TableState
+from tidewater_testing.spark import SPARK_MARKS, small_spark
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.java,
-    pytest.mark.timeout(300),
-    # pyspark leaves its sockets to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*SPARK_MARKS]
 
 HOUR_AT_US = 1_700_000_000_000_000 // HOUR_US * HOUR_US
 FILES, ROWS, PARTITIONS = 200, 24_000, 2
@@ -35,21 +29,10 @@ OPTIONS = compact.CompactOptions(target=TARGET)
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """Start Spark on an empty warehouse; one core, a small heap."""
-    spark = SparkSettings(
-        master="local[1]",
-        driver_memory="700m",
-        shuffle_partitions=2,
-        conf={"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"},
-    )
-    data = tmp_path_factory.mktemp("compact")
-    part = Session(embedded(data).catalog, spark, Progress(quiet=True)).start()
-    part.sql("CREATE NAMESPACE tidewater.shop")
-    yield part
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        part.stop()
-        gc.collect()
+    """Start Spark on an empty warehouse."""
+    with small_spark(embedded(tmp_path_factory.mktemp("compact")).catalog) as part:
+        part.sql("CREATE NAMESPACE tidewater.shop")
+        yield part
 
 
 def make(
@@ -145,3 +128,111 @@ def test_slices_of_time_do_not_overlap(session: Session) -> None:
             if (own := [o for p, o in pairs if p == partition])
         )
         assert all(one[1] < other[0] for one, other in itertools.pairwise(bounds)), bounds
+
+
+def test_rows_deleted_by_merge_on_read_leave_the_files(session: Session) -> None:
+    """History cannot be read past such files, and nothing ever removed them."""
+    table = make(session, "deleted", ordered=True, shuffled=False)
+    compact.run(session, table, OPTIONS)
+    properties = "'write.delete.mode' = 'merge-on-read'"
+    session.sql(f"ALTER TABLE {table.full_name} SET TBLPROPERTIES ({properties})")
+    session.sql(f"DELETE FROM {table.full_name} WHERE tw_offset IN (7, 9000)")
+    assert table.load().delete_files > 0
+    done = compact.run(session, table, OPTIONS)
+    assert done.outcome is Outcome.DONE, done.to_json()
+    assert table.load().delete_files == 0
+    pairs = sorted(itertools.chain.from_iterable(pairs for _, pairs in layout(table)))
+    kept = [o for o in range(ROWS // PARTITIONS) if o not in (7, 9000)]
+    assert pairs == [(p, o) for p in range(PARTITIONS) for o in kept]
+    assert compact.run(session, table, OPTIONS).outcome is Outcome.NOTHING
+
+
+def spoil(path: str) -> None:
+    """Overwrite the half of a file with noise."""
+    file = Path(path.removeprefix("file:"))
+    data = bytearray(file.read_bytes())
+    data[4 : len(data) // 2] = os.urandom(len(data) // 2 - 4)
+    file.write_bytes(data)
+
+
+def test_a_file_that_cannot_be_read_is_a_failure_and_stops_nothing_else(session: Session) -> None:
+    """It was a lost race, with exit code 0, for ever."""
+    table = make(session, "rot", ordered=True, shuffled=False)
+    session.sql(
+        f"INSERT INTO {table.full_name} SELECT /*+ REPARTITION(9) */ tw_partition, "
+        "tw_offset + 100000, tw_time + INTERVAL 9 HOURS, tw_key, tw_headers, value "
+        f"FROM {table.full_name} WHERE tw_offset < 900"
+    )
+    files = sorted(table.files(table.load()), key=lambda file: file.time_low_us)
+    assert files[-1].time_low_us > files[0].time_high_us + HOUR_US
+    spoil(files[3].path)
+    options = compact.CompactOptions(target=TARGET, lateness=Duration("1m"))
+    plan = compact.plan_compact
+
+    def apart(*words: Any, **named: Any) -> list[compact.Range]:
+        return plan(*words, **{**named, "range_bytes_max": 1})
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compact, "plan_compact", apart)
+        done = compact.run(session, table, options)
+    assert (done.outcome, done.retry, done.is_partial) == (Outcome.FAILED, False, True)
+    assert "FileDamaged" in done.message
+    rotten, sound = done.details["ranges"]
+    assert (rotten["rewritten_files"], rotten["failed_files"]) == (0, FILES)
+    assert sound["rewritten_files"] == len(files) - FILES
+    assert len(table.files(table.load())) == FILES + sound["added_files"]
+
+
+def let_go(session: Session, table: TopicTable, state: TableState) -> None:
+    """Do what the writer does meanwhile: commit, and expire the snapshot in the metadata alone."""
+    session.sql(f"INSERT INTO {table.full_name} VALUES (0, 99999, now(), NULL, NULL, NULL)")
+    session.sql(
+        f"CALL {session.procedure('expire_snapshots')}(table => '{table.name}', "
+        "older_than => TIMESTAMP '1970-01-02', retain_last => 1, "
+        f"snapshot_ids => array({state.snapshot_id}L))"
+    )
+
+
+def test_the_files_of_a_snapshot_that_has_expired_are_not_none(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There seemed to be nothing to do."""
+    table = make(session, "gone", ordered=True, shuffled=False)
+    state = table.load()
+    let_go(session, table, state)
+    with pytest.raises(SnapshotGoneError):
+        table.files(state)
+    load, loads = TopicTable.load, itertools.count()
+
+    def late(self: TopicTable) -> TableState:
+        found = load(self)
+        if next(loads) == 1:  # the first one is for the report
+            let_go(session, table, found)
+        return found
+
+    monkeypatch.setattr(TopicTable, "load", late)
+    done = compact.run(session, table, OPTIONS)
+    assert done.outcome is Outcome.DONE, done.to_json()
+
+
+def test_retention_may_outlast_the_snapshots_that_the_writer_keeps(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raised the starts and then failed, at each run."""
+    table = make(session, "aged", ordered=True, shuffled=False)
+    frontiers = {f"tidewater.partition.{p}": '{"next":12000,"epoch":1}' for p in range(PARTITIONS)}
+    table.set_properties(frontiers)
+    plan = retention.plan_retention
+
+    def late(*words: Any, **named: Any) -> retention.RetentionPlan:
+        let_go(session, table, table.load())
+        return plan(*words, **named)
+
+    monkeypatch.setattr(retention, "plan_retention", late)
+    options = retention.RetentionOptions(keep=Duration("1d"))
+    done = retention.run(session, table, options)
+    assert done.outcome is Outcome.DONE, done.to_json()
+    assert done.details["removed_files"] == FILES
+    state = table.load()
+    assert state.starts == dict.fromkeys(range(PARTITIONS), ROWS // PARTITIONS)
+    assert (state.size.files, HOLD in state.properties) == (1, False)

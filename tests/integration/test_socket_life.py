@@ -27,6 +27,7 @@ def test_who_gets_no_socket(worker: Worker) -> None:
     path = f"/v1/{SINGLE}/socket"
     other = {"origin": "https://evil.example"}
     assert _refused(worker, path, **other) == (403, "ForbiddenOrigin")
+    assert _refused(worker, path, origin="http://[") == (403, "ForbiddenOrigin")
     assert _refused(worker, path, subprotocols=["chat"]) == (400, "UnknownSubprotocol")
     answer = worker.get(path)
     assert (answer.status, answer.reason) == (426, "UpgradeRequired")

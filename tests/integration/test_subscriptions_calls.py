@@ -255,6 +255,9 @@ def test_seek(worker: Worker) -> None:
     assert mine.ok("seek", snapshotId=flushed["snapshot_id"])["offsets"] == {"0": 3, "1": 3}
     assert values(mine.pull()) == ["0-3"]
     assert mine.ok("seek", tag="month-close")["offsets"] == {"0": 3, "1": 3}
+    read = worker.get("/v1/shop/seeks/messages?partition=0&tag=month-close").json()
+    assert [message["value"] for message in read["messages"]] == ["0-3"]
+    assert worker.get("/v1/shop/seeks/messages?tag=month-close&offset=1").status == 400
     assert mine.call("seek", tag="no-such").reason == "UnknownTag"
     assert mine.call("seek", snapshotId=1).reason == "UnknownSnapshot"
     assert mine.call("seek", offset=1, tag="a").reason == "InvalidStartFrom"
@@ -432,7 +435,8 @@ def test_refusals(worker: Worker) -> None:
     for body in ({"max": 0}, {"max": "x"}, {"wait_ms": -1}, {"maximum": 1}):
         bad = mine.call("pull", **body)
         assert (bad.status, bad.reason) == (400, "InvalidBody"), body
-    assert mine.call("pull", consumer="").reason == "InvalidConsumer"
+    assert mine.call("pull", consumer="c" * 999).reason == "InvalidConsumer"
+    assert mine.call("pull", consumer="").reason == "ExclusiveTaken"  # it is none given
     assert mine.call("replay").reason == "NoDeadLetters"
     assert worker.post(f"{mine.path}/pull", "{").reason == "InvalidBody"
 

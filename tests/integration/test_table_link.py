@@ -61,6 +61,25 @@ async def side(tmp_path: Path) -> AsyncIterator[Side]:
         await made.link.close()
 
 
+async def test_flushes_that_wait_keep_nobody_else_waiting(side: Side) -> None:
+    """G6: sixteen of them stopped every read and every figure of all topics for a minute."""
+    await side.add()
+    waiting = [
+        asyncio.create_task(side.link.flush(TOPIC, {0: side.log.end + ROWS}, 60)) for _ in range(40)
+    ]
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(20):
+        assert (await side.link.bounds(TOPIC))[0].next == ROWS
+        assert (await side.link.stats(TOPIC))["table_rows"] == ROWS
+        read = [batch.num_rows async for batch in side.link.history(TOPIC, 0, 0, ROWS, 100)]
+        assert sum(read) == ROWS
+    with pytest.raises(Retryable, match="FlushTimeout"):
+        await side.link.flush(TOPIC, {0: side.log.end + ROWS}, 0.1)
+    snapshot = await side.add()
+    for told in await asyncio.gather(*waiting):
+        assert (told.snapshot_id, told.frontier) == (snapshot, {0: 2 * ROWS})
+
+
 async def test_follow_columns_filters_and_dropping(side: Side) -> None:
     await side.link.ping(30)
     first = await side.add()

@@ -4,16 +4,18 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from queue import Queue
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
 from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.errors import TidewaterError
 from tidewater_core.settings import CatalogSettings, WorkerSettings
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log.reader import segment_name
-from tidewater_worker.ports import PartitionAssignment, TopicAssignment
+from tidewater_worker.ports import FlushResult, PartitionAssignment, TableEngine, TopicAssignment
 from tidewater_worker.schema import log_schema
 
 TOPIC_UUID = "8d7c4a52-51a3-4c57-9d2c-0d1f7f6f9a10"
@@ -187,3 +189,13 @@ def assignment(
             log.partition: PartitionAssignment(epoch, str(log.directory), log.end) for log in logs
         },
     )
+
+
+def flush(engine: TableEngine, topic: str, upto: dict[int, int], timeout_s: float) -> FlushResult:
+    """Flush and wait for what comes of it."""
+    said: Queue[FlushResult | TidewaterError] = Queue()
+    engine.flush(topic, upto, timeout_s, said.put)
+    found = said.get(timeout=timeout_s + 10)
+    if isinstance(found, TidewaterError):
+        raise found
+    return found

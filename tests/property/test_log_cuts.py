@@ -1,7 +1,8 @@
 """The log cut at every byte: what is read is a prefix of what was written, and it goes on.
 
 A write that was under way when the power went leaves a file that is too short, or one whose
-preallocated zeros still stand in some of the sectors that the write was to fill.
+preallocated zeros still stand in some of the sectors that the write was to fill. What was noted as
+fsynced is never cut.
 """
 
 import shutil
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidewater_core.errors import Corrupt
 from tidewater_testing import logs, wal
+from tidewater_worker.log.durable import forget_durable, note_durable
 
 SECTOR_BYTES = 512
 MORE = [[b"more:000000000:"], [b"more:000000001:", b"more:000000002:"]]
@@ -51,7 +54,9 @@ class Original:
         """Copy the log and return where its last segment is."""
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(self.directory, target)
-        return target / self.last.path.name
+        last = target / self.last.path.name
+        forget_durable(last)  # it was not closed
+        return last
 
 
 @pytest.fixture
@@ -82,8 +87,13 @@ def test_every_byte_prefix_recovers_to_a_prefix(original: Original, memory: Path
     last = original.copy(memory / "cut")
     for size in range(len(original.data) + 1):
         last.write_bytes(original.data[:size])
-        recovered = logs.reopen(last.parent)
         expected = original.rows_up_to(size)
+        note_durable(last, expected + 1)
+        with pytest.raises(Corrupt, match=f"below offset {expected + 1} were fsynced"):
+            logs.reopen(last.parent)
+        assert last.read_bytes() == original.data[:size], f"G7: cut at byte {size}"
+        note_durable(last, expected)
+        recovered = logs.reopen(last.parent)
         assert recovered.next_offset == expected, f"G1 Durable: cut at byte {size}"
         kept = list(last.parent.glob("*.broken*"))
         whole = {original.last.header.size, *(frame.end for frame in original.last.frames)}
@@ -132,7 +142,8 @@ def test_a_directory_without_its_last_segment_goes_on(original: Original, tmp_pa
 
 def test_missing_companions_are_rebuilt(original: Original, tmp_path: Path) -> None:
     """Index and producer files are a convenience: without them, or cut, the log is the same."""
-    companions = sorted(path.name for path in original.directory.iterdir() if path.suffix != ".wal")
+    names = (path.name for path in original.directory.iterdir())
+    companions = sorted(name for name in names if name.endswith((".idx", ".producers")))
     assert companions, "sealed segments have companions"
     for name in companions:
         for keep in (None, 0, 7):
@@ -166,6 +177,7 @@ def test_any_lost_sectors_of_the_last_write_are_a_torn_tail(
     shutil.copytree(large, copy)
     (segment,) = wal.read_log(copy)
     frame = segment.frames[-1]
+    note_durable(segment.path, frame.base_offset)
     data = bytearray(segment.path.read_bytes())
     first = -(-frame.at // SECTOR_BYTES)
     sectors = (frame.end - 1) // SECTOR_BYTES - first + 1

@@ -1,7 +1,8 @@
 """One bit of a log turned over: it is found, nothing wrong is read, nothing is thrown away.
 
 The log's last frame is the one case where damage cannot always be told from a write that was cut
-short; then its bytes must be kept as `.broken`. Everything before it must be refused.
+short, unless it was noted as fsynced: without the note its bytes must be kept as `.broken`.
+Everything before it, and below the note, must be refused.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tidewater_core.errors import Corrupt
 from tidewater_testing import logs, wal
 from tidewater_testing.evidence import Row
+from tidewater_worker.log.durable import forget_durable
 from tidewater_worker.log.reader import LogReader
 
 pytestmark = pytest.mark.timeout(240)
@@ -23,8 +25,8 @@ pytestmark = pytest.mark.timeout(240)
 class Original:
     """A log of some sealed segments and one with several frames that was being written."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *, is_noted: bool) -> None:
+        self.directory, self.is_noted = directory, is_noted
         batches = [
             [f"a:{batch * 3 + row:09d}:".encode().ljust(40, b"x") for row in range(3)]
             for batch in range(9)
@@ -32,6 +34,8 @@ class Original:
         logs.append(directory, batches[:6], segment_bytes=3_000, producer="p")
         logs.append(directory, batches[6:], producer="p2")
         self.segments = wal.read_log(directory)
+        if not is_noted:
+            forget_durable(self.last.path)
         assert len(self.segments) >= 3
         self.rows = logs.rows_by_checker(directory)
         self.files = {path.name: path.read_bytes() for path in directory.iterdir()}
@@ -42,10 +46,10 @@ class Original:
         return self.segments[-1]
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+@pytest.fixture(scope="module", params=[True, False], ids=["noted", "without-a-note"])
+def original(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Original:
     """Write the log once."""
-    return Original(tmp_path_factory.mktemp("log") / "3")
+    return Original(tmp_path_factory.mktemp("log") / "3", is_noted=request.param)
 
 
 def _digests(directory: Path) -> dict[str, str]:
@@ -74,6 +78,7 @@ def _check_flip(original: Original, directory: Path, name: str, at: int, bit: in
     segment = path.suffix == ".wal"
     last_frame = original.last.frames[-1]
     in_last_frame = name == original.last.path.name and at >= last_frame.at
+    in_last_frame &= not original.is_noted
     try:
         recovered = logs.reopen(directory)
     except Corrupt:

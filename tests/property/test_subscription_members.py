@@ -85,6 +85,10 @@ class Log:
         return len(self.keys)
 
     @property
+    def durable_end(self) -> int:
+        return self.end
+
+    @property
     def tail(self) -> SimpleNamespace:
         return SimpleNamespace(start=self.end // 2)
 

@@ -1,7 +1,7 @@
 {{/* Labels of every object. */}}
 {{- define "tidewater.labels" -}}
 app.kubernetes.io/name: tidewater
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: tidewater
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -11,7 +11,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{/* What the pods of a component are found by: (list $ "operator"). Never changes. */}}
 {{- define "tidewater.selector" -}}
 app.kubernetes.io/name: tidewater
-app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
@@ -66,9 +66,9 @@ tidewater-catalog-credentials
   spec:
     accessModes: [ReadWriteOnce]
     {{- with .storageClass }}
-    storageClassName: {{ . }}
+    storageClassName: {{ . | quote }}
     {{- end }}
-    resources: {requests: {storage: {{ .size }}}}
+    resources: {requests: {storage: {{ .size | quote }}}}
 {{- end }}
 
 {{/* What happens to the volumes of a StatefulSet that is deleted. */}}

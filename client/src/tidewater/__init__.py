@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tidewater.retry import RetryPolicy as RetryPolicy
     from tidewater.settling import Tally as Tally
     from tidewater.wire import Ack as Ack
+    from tidewater.wire import Gap as Gap
     from tidewater.wire import Message as Message
     from tidewater.wire import Page as Page
     from tidewater.wire import Produced as Produced
@@ -67,6 +68,7 @@ _HOME = {
     "RetryPolicy": "retry",
     "Tally": "settling",
     "Ack": "wire",
+    "Gap": "wire",
     "Message": "wire",
     "Page": "wire",
     "Produced": "wire",

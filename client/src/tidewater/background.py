@@ -41,3 +41,24 @@ class LoopThread:
         """End the thread; call it once everything there is done."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+
+async def cancelled(*tasks: "asyncio.Task[None]") -> None:
+    """End tasks, also when whoever wants that is ended itself meanwhile.
+
+    What they raised was looked at by whoever waited for them.
+    """
+    for task in tasks:
+        task.cancel()
+    interrupted = False
+    left = set(tasks)
+    while left:
+        try:
+            _, left = await asyncio.wait(left)
+        except asyncio.CancelledError:
+            interrupted = True
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+    if interrupted:
+        raise asyncio.CancelledError

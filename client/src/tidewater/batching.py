@@ -7,6 +7,7 @@ exactly when there is much to send, and a lone message waits for `linger_s` at m
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tidewater.background import LoopThread
-from tidewater.errors import PASSING, Conflict, Invalid, TidewaterError
+from tidewater.errors import (
+    PASSING,
+    Conflict,
+    Invalid,
+    OutcomeUnknown,
+    Retryable,
+    TidewaterError,
+)
 from tidewater.origin import Origin
 from tidewater.wire import Ack, Message, Produced
 from tidewater_core.names import TopicName
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 MESSAGE_BYTES: Final = 64
 """What a message takes besides its key and value."""
 Done = Callable[[Ack | TidewaterError], None]
+log = logging.getLogger("tidewater.producer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class Batches:
 
     def add(self, message: Message, done: Done) -> None:
         """Take a message; `done` is called once, later."""
-        nbytes = MESSAGE_BYTES + _size(message.key) + _size(message.value)
+        nbytes = _weight(message)
         number = self._producer.group_of(message.key)
         group = self._groups.get(number)
         if group is None:
@@ -98,6 +107,9 @@ class Batches:
             self._room.clear()
         if self._is_full(group):
             group.full.set()
+        self._begin(group)
+
+    def _begin(self, group: _Group) -> None:
         if group.task is None:
             group.task = asyncio.ensure_future(self._run(group))
 
@@ -106,6 +118,8 @@ class Batches:
         self._hurry = True
         for group in self._groups.values():
             group.full.set()
+            if group.waiting:
+                self._begin(group)
         try:
             await self._idle.wait()
         finally:
@@ -123,7 +137,24 @@ class Batches:
         return len(group.waiting) >= options.rows_max or group.nbytes >= options.bytes_max
 
     async def _run(self, group: _Group) -> None:
-        """Send what waits for a partition, one request after the other, until nothing does."""
+        """Send what waits for a partition, until nothing does; then the next message begins it."""
+        is_cut_short = False
+        try:
+            await self._send_all(group)
+        except Exception:
+            is_cut_short = bool(group.waiting)
+            raise
+        finally:
+            # Also by a fault: whoever posts or flushes next must not wait for a task that is gone,
+            # nor what waits already for the next post.
+            group.task = None
+            if is_cut_short:
+                self._begin(group)
+            elif not any(other.waiting or other.task for other in self._groups.values()):
+                self._idle.set()
+
+    async def _send_all(self, group: _Group) -> None:
+        """Send what waits for a partition, one request after the other."""
         linger_s = self._options.linger_s
         while group.waiting:
             if linger_s and not self._hurry and not self._is_full(group):
@@ -147,9 +178,6 @@ class Batches:
                 self._bytes -= nbytes
                 if self._bytes < self._options.pending_bytes_max:
                     self._room.set()
-        group.task = None
-        if not any(other.waiting or other.task for other in self._groups.values()):
-            self._idle.set()
 
     async def _send(self, taken: list[tuple[Message, int, Done]]) -> None:
         """Send a batch; if one of its messages is refused, only that one fails."""
@@ -158,17 +186,32 @@ class Batches:
             acks = self._acks([message for message, _, _ in taken], produced)
         except TidewaterError as error:
             if len(taken) > 1 and isinstance(error, Invalid) and not isinstance(error, Conflict):
-                half = len(taken) // 2
-                await self._send(taken[:half])
-                await self._send(taken[half:])
+                await self._send_halves(taken)
                 return
-            if self._failed is None:
-                self._failed = error
-            for _, _, done in taken:
-                done(error)
+            self._refuse(taken, error)
             return
+        except BaseException as fault:
+            self._refuse(taken, OutcomeUnknown("Internal", f"a fault of the client: {fault!r}"))
+            raise
         for (_, _, done), ack in zip(taken, acks, strict=True):
             done(ack)
+
+    async def _send_halves(self, taken: list[tuple[Message, int, Done]]) -> None:
+        """Send the halves of what was refused as a whole."""
+        half = len(taken) // 2
+        try:
+            await self._send(taken[:half])
+        except BaseException as fault:
+            # Nothing of the whole was stored, and this half was not sent again.
+            self._refuse(taken[half:], Retryable("NotSent", f"a fault of the client: {fault!r}"))
+            raise
+        await self._send(taken[half:])
+
+    def _refuse(self, taken: list[tuple[Message, int, Done]], error: TidewaterError) -> None:
+        if self._failed is None:
+            self._failed = error
+        for _, _, done in taken:
+            done(error)
 
     def _acks(self, messages: list[Message], produced: Produced) -> list[Ack]:
         """Return where each message is. One partition is the rule; more, if the topic has grown."""
@@ -222,7 +265,7 @@ class Posting:
     def post(self, message: Message) -> "Future[Ack]":
         """Take a message; blocks while too much waits."""
         future: Future[Ack] = Future()
-        nbytes = MESSAGE_BYTES + _size(message.key) + _size(message.value)
+        nbytes = _weight(message)
         with self._changed:
             while self._bytes >= self._options.pending_bytes_max and not self._is_closed:
                 self._changed.wait()
@@ -230,9 +273,11 @@ class Posting:
                 raise Invalid("Closed", "the producer is closed")
             self._bytes += nbytes
             self._inbox.append((message, nbytes, future))
-            wake, self._is_woken = not self._is_woken, True
-        if wake:
-            self._thread.loop.call_soon_threadsafe(self._take)
+            if not self._is_woken:
+                # Under the lock: a flush of another thread that has seen this message posted comes
+                # to the loop behind it, as does the end of the loop.
+                self._is_woken = True
+                self._thread.loop.call_soon_threadsafe(self._take)
         return future
 
     def _take(self) -> None:
@@ -240,13 +285,25 @@ class Posting:
             taken, self._is_woken = list(self._inbox), False
             self._inbox.clear()
         for message, nbytes, future in taken:
-            self._batches.add(message, self._done(nbytes, future))
+            # From here on it cannot be cancelled: it may be on its way.
+            if not future.set_running_or_notify_cancel():
+                self._let_go(nbytes)
+                continue
+            done = self._done(nbytes, future)
+            try:
+                self._batches.add(message, done)
+            except Exception as fault:
+                log.exception("a message cannot be sent")  # those behind it are, all the same
+                done(Invalid("BadMessage", f"cannot be sent: {fault!r}"))
+
+    def _let_go(self, nbytes: int) -> None:
+        with self._changed:
+            self._bytes -= nbytes
+            self._changed.notify_all()
 
     def _done(self, nbytes: int, future: "Future[Ack]") -> Done:
         def done(result: Ack | TidewaterError) -> None:
-            with self._changed:
-                self._bytes -= nbytes
-                self._changed.notify_all()
+            self._let_go(nbytes)
             if isinstance(result, Ack):
                 future.set_result(result)
             else:
@@ -268,6 +325,19 @@ class Posting:
         finally:
             self._thread.call(self._producer.close())
             self._thread.close()
+
+
+def _weight(message: Message) -> int:
+    """Return about how many bytes a message has; refuse a key that has no partition."""
+    key: object = message.key
+    if key is not None and not isinstance(key, (bytes, str)):
+        raise Invalid("InvalidKey", f"a key is bytes or text, not {type(key).__name__}")
+    if isinstance(key, str) and not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise Invalid("InvalidKey", f"a key that is no text: {error}") from None
+    return MESSAGE_BYTES + _size(key) + _size(message.value)
 
 
 def _size(data: object) -> int:

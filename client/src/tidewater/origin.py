@@ -71,7 +71,10 @@ class Origin:
 
 def parse_url(url: str, token: Token | None = None, ca: str | None = None) -> Origin:
     """Return the origin that a URL names."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets around what is no IPv6 address
+        raise Invalid("BadUrl", f"not a server URL: {url!r} ({error})") from error
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise Invalid("BadUrl", f"not a server URL: {url!r} (expected {DEFAULT_URL} or the like)")
     if parts.query or parts.fragment or parts.username or parts.password:

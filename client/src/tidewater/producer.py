@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tidewater import wire
 from tidewater.batching import BatchOptions, Posting
-from tidewater.producing import AckLevel, Requests, encode_one
+from tidewater.producing import MOVED, AckLevel, Keys, Requests, encode_one
 from tidewater.retry import RetryPolicy
 from tidewater.routing import Routes
 from tidewater.tables import batches_of, has_keys
@@ -59,7 +59,8 @@ class Producer:
             self._topic,
             ack=ack,
             partition=partition,
-            producer_id=str(self._ids.uuid()) if idempotent else None,
+            idempotent=idempotent,
+            ids=self._ids,
         )
         self._ways = ways or Ways(transport)
         self._routes = Routes(transport.origin, direct=ways is not None)
@@ -124,31 +125,31 @@ class Producer:
                 snapshot_id = produced.snapshot_id
         return Produced(acks, snapshot_id)
 
-    def send_body(self, body: bytes, content_type: str) -> Produced:
-        """Send a batch that is already encoded."""
-        return self._send(body, content_type, None)
+    def send_body(self, body: bytes, content_type: str, keys: Keys | None = None) -> Produced:
+        """Send a batch that is already encoded; `keys`: those of its messages, if known."""
+        return self._send(body, content_type, keys)
 
-    def _send(
-        self, body: bytes, content_type: str, keys: Iterable[bytes | str | None] | None
-    ) -> Produced:
+    def _send(self, body: bytes, content_type: str, keys: Keys | None) -> Produced:
         with self._lock:
-            number = self._requests.number()
+            batch = self._requests.batch(body, content_type, keys)
             attempt = 1
             while True:
                 self._ways.learn(self._routes, self._topic)
-                partition = self._requests.partition_of(self._routes, keys) if keys else None
+                partition = self._requests.partition_of(self._routes, batch)
                 transport = self._ways.to(self._routes.origin_of(partition))
-                request = self._requests.request(transport.origin, body, content_type, number)
+                request = self._requests.request(transport.origin, batch)
                 try:
                     return wire.decode_produced(transport.send(request))
                 except TidewaterError as error:
+                    is_moved = self._requests.moved(batch, error, self._routes)
                     if self._routes.failed(transport.origin, error):
                         continue
                     wait_s = self._retry.wait_s(
-                        error, attempt, self._ids.jitter(), repeatable=self._repeatable
-                    )
+                        MOVED if is_moved else error, attempt, self._ids.jitter(),
+                        repeatable=self._repeatable,
+                    )  # fmt: skip
                     if wait_s is None:
-                        raise
+                        raise batch.last_word(error) from error
                 time.sleep(wait_s)
                 attempt += 1
 

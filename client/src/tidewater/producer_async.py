@@ -11,7 +11,7 @@ from tidewater import wire
 from tidewater.batching import Batches, BatchOptions
 from tidewater.http1 import Response
 from tidewater.origin import Origin
-from tidewater.producing import AckLevel, Requests, encode_one
+from tidewater.producing import MOVED, AckLevel, Batch, Keys, Requests, encode_one
 from tidewater.retry import RetryPolicy
 from tidewater.routing import CONNECT_S, Routes
 from tidewater.tables import batches_of, has_keys
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 IN_FLIGHT_MAX: Final = 64
 """Batches of an async producer without an answer. A server knows a producer's last 256 batches
 again; a re-send must fall among them."""
-Keys = Iterable[bytes | str | None] | None
 
 
 class AsyncProducer:
@@ -68,7 +67,8 @@ class AsyncProducer:
             self._topic,
             ack=ack,
             partition=partition,
-            producer_id=str(self._ids.uuid()) if idempotent else None,
+            idempotent=idempotent,
+            ids=self._ids,
         )
         self._routes = Routes(origin, direct=direct)
         self._slots = asyncio.Semaphore(in_flight_max)
@@ -131,59 +131,52 @@ class AsyncProducer:
                 snapshot_id = produced.snapshot_id
         return Produced(acks, snapshot_id)
 
-    async def send_body(self, body: bytes, content_type: str) -> Produced:
-        """Send a batch that is already encoded."""
-        return await self._send(body, content_type, None)
+    async def send_body(self, body: bytes, content_type: str, keys: Keys | None = None) -> Produced:
+        """Send a batch that is already encoded; `keys`: those of its messages, if known."""
+        return await self._send(body, content_type, keys)
 
-    async def _send(self, body: bytes, content_type: str, keys: Keys) -> Produced:
+    async def _send(self, body: bytes, content_type: str, keys: Keys | None) -> Produced:
         async with self._slots:
             if self._routes.should_ask and self._learning is None:
                 self._learning = asyncio.ensure_future(self._learn())
             while not self._steady.is_set():
                 await self._steady.wait()
-            number = self._requests.number()
+            batch = self._requests.batch(body, content_type, keys)
             self._in_flight += 1
             try:
-                origin = self._origin_of(keys)
+                origin = self._origin_of(batch)
                 try:
-                    return await self._exchange(origin, body, content_type, number)
+                    return await self._exchange(origin, batch)
                 except TidewaterError as error:
-                    return await self._send_again(origin, body, content_type, number, error, keys)
+                    return await self._send_again(origin, batch, error)
             finally:
                 self._in_flight -= 1
                 if not self._in_flight:
                     self._quiet.set()
 
-    def _origin_of(self, keys: Keys) -> Origin:
-        partition = self._requests.partition_of(self._routes, keys) if keys else None
-        return self._routes.origin_of(partition)
+    def _origin_of(self, batch: Batch) -> Origin:
+        return self._routes.origin_of(self._requests.partition_of(self._routes, batch))
 
-    async def _send_again(
-        self,
-        origin: Origin,
-        body: bytes,
-        content_type: str,
-        number: int | None,
-        error: TidewaterError,
-        keys: Keys,
-    ) -> Produced:
+    async def _send_again(self, origin: Origin, batch: Batch, error: TidewaterError) -> Produced:
         """Retry; new batches wait meanwhile, or the server would forget the number of this one."""
         self._hold()
         try:
             for attempt in itertools.count(1):
+                is_moved = self._requests.moved(batch, error, self._routes)
                 if not self._routes.failed(origin, error):
                     wait_s = self._retry.wait_s(
-                        error, attempt, self._jitter, repeatable=self._repeatable
-                    )
+                        MOVED if is_moved else error, attempt, self._jitter,
+                        repeatable=self._repeatable,
+                    )  # fmt: skip
                     if wait_s is None:
                         break
                     await asyncio.sleep(wait_s)
-                origin = self._origin_of(keys)
+                origin = self._origin_of(batch)
                 try:
-                    return await self._exchange(origin, body, content_type, number)
+                    return await self._exchange(origin, batch)
                 except TidewaterError as again:
                     error = again
-            raise error
+            raise batch.last_word(error)
         finally:
             self._let_go()
 
@@ -196,14 +189,12 @@ class AsyncProducer:
         if self._holding == 0:
             self._steady.set()
 
-    async def _exchange(
-        self, origin: Origin, body: bytes, content_type: str, number: int | None
-    ) -> Produced:
+    async def _exchange(self, origin: Origin, batch: Batch) -> Produced:
         lane = self._lanes.get(origin)
         if lane is None:
             connect_s = self._timeout_s if origin == self._routes.base else CONNECT_S
             lane = self._lanes[origin] = _Lane(origin, self._timeout_s, connect_s)
-        request = self._requests.request(origin, body, content_type, number)
+        request = self._requests.request(origin, batch)
         return wire.decode_produced(await lane.exchange(request))
 
     # ---- owners
@@ -265,8 +256,8 @@ class AsyncProducer:
         return await self._send(wire.encode_json(messages), wire.JSON, (messages[0].key,))
 
     def group_of(self, key: bytes | str | None) -> int | None:
-        """Return where messages of a key go, as far as is known."""
-        return self._requests.partition_of(self._routes, (key,))
+        """Return which messages may share a batch with those of a key."""
+        return self._requests.group_of(self._routes, key)
 
     async def know_partitions(self) -> None:
         """Ask for the partitions, if they are not known."""

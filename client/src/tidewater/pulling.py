@@ -17,12 +17,14 @@ from typing import Any, Final
 import msgspec
 
 from tidewater import wire
+from tidewater.background import cancelled
 from tidewater.deliveries import Delivered, Pulled, Settles, of_arrow, of_messages
 from tidewater.errors import (
     PASSING,
     Conflict,
     Invalid,
     NotFound,
+    OutcomeUnknown,
     Retryable,
     TidewaterError,
     Unauthenticated,
@@ -193,7 +195,7 @@ class Pulling:
             await self._hang_up()
             return
         pulling, *others = tasks
-        await _cancelled(pulling)
+        await cancelled(pulling)
         self.held.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
@@ -203,7 +205,7 @@ class Pulling:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.settling.flush()
-        await _cancelled(*others)
+        await cancelled(*others)
         await self._leave()
         await self._hang_up()
 
@@ -231,7 +233,10 @@ class Pulling:
             await work
         except TidewaterError as error:
             self.failed = error
-            self._on_change()
+        except Exception as fault:  # whoever waits would never hear of a task that is gone
+            log.exception("%s ends", self.name)
+            self.failed = OutcomeUnknown("Internal", f"a fault of the client: {fault!r}")
+        self._on_change()
 
     # ---- pulling
 
@@ -249,7 +254,7 @@ class Pulling:
                 for task in done:
                     task.result()
             finally:
-                await _cancelled(*loops, changed)
+                await cancelled(*loops, changed)
 
     async def _owners_change(self, origins: list[Origin]) -> None:
         """Return when others own the partitions, or some of them cannot be reached."""
@@ -476,24 +481,3 @@ class Pulling:
                 pipeline_max=4,
             )
         return self._transports[origin]
-
-
-async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
-    """End tasks, also when whoever wants that is ended itself meanwhile.
-
-    What they raised was looked at by whoever waited for them.
-    """
-    for task in tasks:
-        task.cancel()
-    interrupted = False
-    left = set(tasks)
-    while left:
-        try:
-            _, left = await asyncio.wait(left)
-        except asyncio.CancelledError:
-            interrupted = True
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()
-    if interrupted:
-        raise asyncio.CancelledError

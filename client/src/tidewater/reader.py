@@ -4,7 +4,7 @@ import asyncio
 import io
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,7 @@ from tidewater.http1 import Response, request_bytes
 from tidewater.retry import RetryPolicy
 from tidewater.transport import BodyReader, Transport
 from tidewater.transport_async import AsyncTransport
-from tidewater.wire import Page, Received
+from tidewater.wire import Gap, Page, Received
 from tidewater_core import names
 from tidewater_core.clock import IdSource, SystemIds
 from tidewater_core.errors import NotFound, TidewaterError
@@ -50,6 +50,22 @@ def read_target(
     return f"/v1/{topic}/messages?{urlencode(query)}"
 
 
+class Lost:
+    """What reads were told of offsets that were lost with volumes (G7)."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.gaps: dict[int, list[Gap]] = {}
+        """By partition, each gap once."""
+
+    def note(self, partition: int, gaps: Iterable[Gap]) -> None:
+        """Take what an answer says."""
+        for gap in gaps:
+            known = self.gaps.setdefault(partition, [])
+            if gap not in known:
+                known.append(gap)
+
+
 class Reader:
     """A blocking reader of one topic."""
 
@@ -66,12 +82,20 @@ class Reader:
         self._topic = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         self._retry = retry or RetryPolicy()
         self._ids = ids or SystemIds()
+        self._lost = Lost()
+
+    @property
+    def gaps(self) -> dict[int, list[Gap]]:
+        """What this reader's answers named as lost with a volume so far, by partition."""
+        return self._lost.gaps
 
     def page(
         self, partition: int, position: int | datetime, *, limit: int = LIMIT, wait_ms: int = 0
     ) -> Page:
         """Read up to `limit` messages; an empty page is awaited for up to `wait_ms`."""
-        return wire.decode_page(self.response(partition, position, limit=limit, wait_ms=wait_ms))
+        page = wire.decode_page(self.response(partition, position, limit=limit, wait_ms=wait_ms))
+        self._lost.note(partition, page.gaps)
+        return page
 
     def response(
         self,
@@ -94,6 +118,7 @@ class Reader:
                 if wait_s is None:
                     raise
             else:
+                self._lost.note(partition, wire.gaps_of(response.head))
                 return response
             time.sleep(wait_s)
         raise AssertionError
@@ -129,6 +154,7 @@ class Reader:
         with self._transport.stream(request) as (head, body):
             if head.status >= 300:
                 raise wire.error_of(Response(head, _rest(body)))
+            self._lost.note(partition, wire.gaps_of(head))
             with closing(io.BufferedReader(body)) as file, pa.ipc.open_stream(file) as batches:
                 yield from batches
                 # The end of the HTTP body stands behind the end of the Arrow stream.
@@ -210,14 +236,22 @@ class AsyncReader:
         self._topic = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         self._retry = retry or RetryPolicy()
         self._ids = ids or SystemIds()
+        self._lost = Lost()
+
+    @property
+    def gaps(self) -> dict[int, list[Gap]]:
+        """What this reader's answers named as lost with a volume so far, by partition."""
+        return self._lost.gaps
 
     async def page(
         self, partition: int, position: int | datetime, *, limit: int = LIMIT, wait_ms: int = 0
     ) -> Page:
         """Read up to `limit` messages; an empty page is awaited for up to `wait_ms`."""
-        return wire.decode_page(
+        page = wire.decode_page(
             await self.response(partition, position, limit=limit, wait_ms=wait_ms)
         )
+        self._lost.note(partition, page.gaps)
+        return page
 
     async def response(
         self,
@@ -240,6 +274,7 @@ class AsyncReader:
                 if wait_s is None:
                     raise
             else:
+                self._lost.note(partition, wire.gaps_of(response.head))
                 return response
             await asyncio.sleep(wait_s)
         raise AssertionError

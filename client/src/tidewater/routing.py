@@ -100,6 +100,12 @@ class Routes:
             return self.base
         return self._reachable(self._owners.urls[partition])
 
+    def besides(self, partition: int | None) -> set[int]:
+        """Return the partitions that have an owner, and another one than this partition."""
+        urls = self._owners.urls
+        gone = urls[partition] if partition is not None and partition < len(urls) else ""
+        return {n for n, url in enumerate(urls) if n != partition and url not in ("", gone)}
+
     def origins(self) -> list[Origin]:
         """Return whom to ask about all partitions, each once."""
         found = dict.fromkeys(self._reachable(url) for url in self._owners.urls)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tidewater.errors import PASSING, Invalid, Retryable, TidewaterError
+from tidewater.errors import PASSING, Invalid, OutcomeUnknown, Retryable, TidewaterError
 from tidewater.leases import Lease, by_origin, chunks
 from tidewater.origin import Origin
 from tidewater.retry import RetryPolicy
@@ -105,6 +105,15 @@ class Settling:
 
     async def run(self) -> None:
         """Send what is added, for ever."""
+        try:
+            await self._send_all()
+        except Exception as fault:
+            # Whoever waits for acks to be stored hears that nobody knows.
+            self.failed = OutcomeUnknown("Internal", f"a fault of the client: {fault!r}")
+            self._idle.set()
+            raise
+
+    async def _send_all(self) -> None:
         failures = 0
         while True:
             await self._wake.wait()

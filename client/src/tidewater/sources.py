@@ -94,7 +94,7 @@ class Polling:
             return
         try:
             found = _pulls.decode(response.body).messages
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OutcomeUnknown("BadAnswer", f"unreadable answer to a pull: {error}") from error
         self._engine.take_in(self._origin, found)
 
@@ -226,7 +226,7 @@ class Streaming:
             said, stream = said[4:begin], said[begin:]
         try:
             word = _said.decode(said)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OutcomeUnknown("BadAnswer", f"unreadable: {error}") from error
         if word.error is not None:
             cause = TidewaterError.from_json(word.error, word.error.get("status"))

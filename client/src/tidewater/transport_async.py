@@ -49,11 +49,6 @@ class PipelinedConnection(asyncio.Protocol):
         """Tell whether a further request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    @property
-    def flowing(self) -> bool:
-        """Tell whether the peer takes what is sent; if not, await `writable` first."""
-        return self._writable.is_set()
-
     def send(self, request: bytes) -> asyncio.Future[Response]:
         """Send the bytes of one request; the future holds its response or a `TidewaterError`."""
         future: asyncio.Future[Response] = self._loop.create_future()

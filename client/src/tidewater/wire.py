@@ -9,6 +9,7 @@ pyarrow is imported only by the functions that speak Arrow: a program that does 
 needs it nor waits for it.
 """
 
+import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tidewater.http1 import Response
+from tidewater.http1 import Head, Response
 from tidewater_core import names
 from tidewater_core.errors import Invalid, OutcomeUnknown, TidewaterError
 
@@ -27,6 +28,8 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 RAW: Final = "application/octet-stream"
+GAPS_HEADER: Final = "Tidewater-Gaps"
+"""`start-end,…`"""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -49,7 +52,8 @@ class Received(msgspec.Struct, frozen=True):
     key: bytes | None
     value: Any
     """Bytes; on a typed topic a dict of its columns."""
-    headers: dict[str, str]
+    headers: dict[str, str | None]
+    """None: a header without a value. It is refused now; tables of before may hold some."""
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -70,6 +74,13 @@ class Produced(msgspec.Struct, frozen=True):
     """The table snapshot that holds the messages, when `ack="table"` was asked for."""
 
 
+class Gap(msgspec.Struct, frozen=True):
+    """Offsets from `start` to before `end`, whose messages were lost with a volume."""
+
+    start: int
+    end: int
+
+
 class Page(msgspec.Struct, frozen=True):
     """Messages of one partition, in offset order."""
 
@@ -78,6 +89,8 @@ class Page(msgspec.Struct, frozen=True):
     """Where to read on."""
     end_offset: int
     """Where the partition ended when the page was read."""
+    gaps: list[Gap] = []
+    """What was lost between where the page begins and `next_offset`."""
 
 
 class _Outgoing(msgspec.Struct, omit_defaults=True):
@@ -98,13 +111,14 @@ class Incoming(msgspec.Struct):
     key_b64: str | None = None
     value: Any = None
     value_b64: str | None = None
-    headers: dict[str, str] | None = None
+    headers: dict[str, str | None] | None = None
 
 
 class _IncomingPage(msgspec.Struct):
     messages: list[Incoming]
     next_offset: int
     end_offset: int
+    gaps: list[Gap] = []
 
 
 _encoder = msgspec.json.Encoder()
@@ -115,12 +129,18 @@ _page = msgspec.json.Decoder(_IncomingPage)
 
 def encode_json(messages: Iterable[Message]) -> bytes:
     """Return the JSON body of a batch."""
-    return _encode({"messages": [_outgoing(m) for m in messages]})
+    out = [_outgoing(m) for m in messages]
+    body = _encode({"messages": out})
+    return _encode({"messages": out}) if b"null" in body and _tell_floats(out) else body
 
 
 def encode_ndjson(messages: Iterable[Message]) -> bytes:
     """Return the NDJSON body of a batch."""
-    return b"".join(_encode(_outgoing(m)) + b"\n" for m in messages)
+    out = [_outgoing(m) for m in messages]
+    lines = [_encode(m) for m in out]
+    if any(b"null" in line for line in lines) and _tell_floats(out):
+        lines = [_encode(m) for m in out]
+    return b"".join(line + b"\n" for line in lines)
 
 
 def encode_arrow(messages: Iterable[Message]) -> bytes:
@@ -163,13 +183,28 @@ def decode_produced(response: Response) -> Produced:
 def decode_page(response: Response) -> Page:
     """Return the messages of a JSON read, or raise what the server answered."""
     check(response)
-    page = _page.decode(response.body)
-    return Page([received(m) for m in page.messages], page.next_offset, page.end_offset)
+    try:
+        page = _page.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OutcomeUnknown("BadAnswer", f"unreadable answer to a read: {error}") from error
+    messages = [received(m) for m in page.messages]
+    return Page(messages, page.next_offset, page.end_offset, page.gaps)
+
+
+def gaps_of(head: Head) -> list[Gap]:
+    """Return what the head of an NDJSON or Arrow answer says was lost, from its offset on."""
+    text = head.header(GAPS_HEADER) or ""
+    pairs = [gap.split("-") for gap in text.split(",") if gap]
+    return [Gap(int(start), int(end)) for start, end in pairs]
 
 
 def decode_ndjson(body: bytes) -> list[Received]:
     """Return the messages of an NDJSON read."""
-    return [received(m) for m in _incoming.decode_lines(body)]
+    try:
+        lines = _incoming.decode_lines(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OutcomeUnknown("BadAnswer", f"unreadable answer to a read: {error}") from error
+    return [received(m) for m in lines]
 
 
 def decode_object(response: Response) -> dict[str, Any]:
@@ -177,7 +212,7 @@ def decode_object(response: Response) -> dict[str, Any]:
     check(response)
     try:
         return msgspec.json.decode(response.body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OutcomeUnknown("BadAnswer", f"unreadable answer: {error}") from error
 
 
@@ -192,7 +227,7 @@ def error_of(response: Response) -> TidewaterError:
     status = response.head.status
     try:
         data = msgspec.json.decode(response.body, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         data = {}
     if not isinstance(data.get("error"), dict):
         # Not ours: a proxy on the way, or another server altogether.
@@ -209,8 +244,50 @@ def error_of(response: Response) -> TidewaterError:
 def _encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise Invalid("BadMessage", f"cannot be written as JSON: {error}") from error
+
+
+def _tell_floats(messages: list[_Outgoing]) -> bool:
+    """Write NaN and the infinities as text, as the server reads them; tell if there were any.
+
+    JSON has none of them and the encoder makes them null: only who wrote a null is looked at.
+    """
+    try:
+        found = [message for message in messages if _has_untold(message.value)]
+        for message in found:
+            message.value = _told(message.value)
+    except RecursionError as error:  # the encoder goes deeper than we do
+        raise Invalid("BadMessage", f"cannot be written as JSON: {error}") from error
+    return bool(found)
+
+
+def _has_untold(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_untold, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_has_untold, value))
+    return _is_record(value) and _has_untold(msgspec.to_builtins(value))
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _told(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_told(each) for each in value]
+    return _told(msgspec.to_builtins(value)) if _is_record(value) else value
+
+
+def _is_record(value: Any) -> bool:
+    """Tell whether it is one of the classes with fields that msgspec writes as an object."""
+    return any(
+        hasattr(type(value), name)
+        for name in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__")
+    )
 
 
 def _outgoing(message: Message) -> _Outgoing:

@@ -21,6 +21,9 @@ import msgspec
 SESSION_TTL_S = 10.0
 """A worker that the store has not heard of for this long is taken for dead."""
 
+GIVEN_UP_MAX = 50
+"""Partitions that are given up in one transaction: etcd takes 128 operations in one."""
+
 
 class TopicPhase(StrEnum):
     """Where a topic stands in its life. It only goes forward; to begin anew takes a new uuid."""
@@ -30,6 +33,17 @@ class TopicPhase(StrEnum):
     """No message is taken; its owners drain their partitions and let them go."""
     DROPPED = "dropped"
     """All is drained and its table was dropped with all files, as its spec asked for."""
+
+
+class AcceptedLoss(msgspec.Struct, frozen=True):
+    """A person's word that volumes are lost, as far as it was acted on: each counts once."""
+
+    word: str
+    waits: tuple[int, ...] = ()
+    """Partitions that it names whose owner has a session and says nothing: it may have just died.
+    They are given up if the session runs out by `until_s`."""
+    until_s: int = 0
+    """Seconds since 1970; the word means nothing to an owner whose session lives past it."""
 
 
 class RegisteredTopic(msgspec.Struct, frozen=True):
@@ -42,6 +56,8 @@ class RegisteredTopic(msgspec.Struct, frozen=True):
     spec: str
     """The Topic's spec as JSON."""
     phase: TopicPhase = TopicPhase.ACTIVE
+    accepted: AcceptedLoss | None = None
+    """The last word about lost volumes."""
 
 
 class RegisteredSubscription(msgspec.Struct, frozen=True):
@@ -101,6 +117,11 @@ class Ownership(msgspec.Struct, frozen=True):
     """A person's word, with its reason, that the volume will not come back."""
     gap: Gap | None = None
     """The newest gap of this partition."""
+    after: "Ownership | None" = None
+    """The last owner, on another volume, while this one has not begun: nothing was appended since.
+
+    If this one goes without having begun, that one counts as if nothing had happened.
+    """
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -109,7 +130,10 @@ class Grant(msgspec.Struct, frozen=True):
     epoch: int
     """Higher than any before."""
     previous: Ownership | None
-    """How it was before, None for a partition that nobody ever had."""
+    """The last owner that had begun, None for a partition that nobody ever had.
+
+    If it is of another volume, `begin` has to be called before a message is taken.
+    """
 
 
 class Registry(msgspec.Struct, frozen=True):
@@ -124,6 +148,11 @@ class Registry(msgspec.Struct, frozen=True):
     """Those with a live session, by id."""
     owners: dict[str, dict[int, Ownership]] = {}
     """topic → partition → owner; partitions that nobody ever had are not in it."""
+    unreadable: tuple[str, ...] = ()
+    """Records that are there and cannot be read, as `owners/<namespace>/<topic>/<partition>`.
+
+    They are in nothing above; whoever lets something go must not take them for nothing.
+    """
 
 
 class CursorKey(NamedTuple):
@@ -183,8 +212,12 @@ class Coordination(Protocol):
         A phase that is behind the one it has changes nothing.
         """
 
-    async def unregister_topic(self, topic: str) -> None:
-        """Forget a topic, its assignment, owners and cursors."""
+    async def unregister_topic(self, topic: str, *, keep_cursors: bool = False) -> None:
+        """Forget a topic, its assignment, owners and cursors.
+
+        `keep_cursors`: not those of subscriptions that are registered. Its table was kept, and
+        a topic that is made again on it has the same messages at the same offsets.
+        """
 
     async def register_subscription(
         self, name: str, spec: str, uuid: str
@@ -216,6 +249,7 @@ class Coordination(Protocol):
     ) -> None:
         """Let a partition go; `drained_at`: everything up to there is in the table.
 
+        An owner that has not begun leaves it as it was before, whatever it says.
         Nothing happens if a later epoch has it.
         """
 
@@ -225,8 +259,11 @@ class Coordination(Protocol):
         `Conflict` (`OwnerIsLive`) while the owner's session is there.
         """
 
-    async def note_gap(self, topic: str, partition: int, epoch: int, gap: Gap) -> None:
-        """Record a gap by the partition's owner; `Fenced` if it is not at `epoch`."""
+    async def begin(self, topic: str, partition: int, epoch: int, gap: Gap | None = None) -> None:
+        """Note that the owner has taken over what the last one left, perhaps behind a gap.
+
+        `Fenced` if it is not at `epoch`. Twice changes nothing.
+        """
 
     # ---- leases for other things
 

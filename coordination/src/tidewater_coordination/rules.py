@@ -1,10 +1,12 @@
 """Who may have a partition next: pure, so that both stores decide alike."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from tidewater_coordination.port import (
+    AcceptedLoss,
+    Gap,
     Grant,
     Ownership,
     RegisteredTopic,
@@ -25,21 +27,25 @@ def grant(
     """Decide on a worker's wish for a partition: its new record, or `Fenced`.
 
     The same volume may always have it back: whoever asks holds the lock on the log directory, so
-    an earlier process of that volume appends no more.
+    an earlier process of that volume appends no more. What another volume left (drained, or given
+    up) stays in the record until the new owner has begun: an attempt that fails, or dies, must
+    leave the next one as much to come after as it found.
     """
-    if found is not None and not is_of(found, worker) and found.drained_at is None:
-        if found.is_live:
+    there = None if found is None else standing(found)
+    if there is not None and not is_of(there, worker) and there.drained_at is None:
+        if there.is_live:
             raise Fenced(
                 "OwnedElsewhere",
-                f"{topic} partition {partition} belongs to worker {found.worker_id!r} (epoch "
-                f"{found.epoch})",
+                f"{topic} partition {partition} belongs to worker {there.worker_id!r} (epoch "
+                f"{there.epoch})",
             )
-        if found.given_up is None:
+        if there.given_up is None:
             raise Fenced(
                 "VolumeElsewhere",
                 f"{topic} partition {partition} waits for the volume of worker "
-                f"{found.worker_id!r}, which may hold messages that are nowhere else",
+                f"{there.worker_id!r}, which may hold messages that are nowhere else",
             )
+    before = predecessor(found)
     epoch = max(0 if found is None else found.epoch, epoch_above) + 1
     record = Ownership(
         partition=partition,
@@ -47,9 +53,40 @@ def grant(
         epoch=epoch,
         volume=worker.volume,
         session=session,
-        gap=None if found is None else found.gap,
+        gap=None if before is None else before.gap,
+        after=_left_by(before) if before is not None and not is_of(before, worker) else None,
     )
-    return record, Grant(epoch, found)
+    return record, Grant(epoch, before)
+
+
+def predecessor(found: Ownership | None) -> Ownership | None:
+    """Return the last owner that has begun: whoever takes the partition comes after that one."""
+    return found if found is None or found.after is None else found.after
+
+
+def standing(found: Ownership) -> Ownership:
+    """Return who has a partition: one that died before it began has nothing of it.
+
+    Its epoch is spent all the same.
+    """
+    if found.after is None or found.is_live:
+        return found
+    return msgspec.structs.replace(found.after, epoch=found.epoch)
+
+
+def _left_by(owner: Ownership) -> Ownership:
+    return msgspec.structs.replace(owner, session="", is_live=False, url="", after=None)
+
+
+def begun(
+    topic: str, partition: int, found: Ownership | None, epoch: int, gap: Gap | None
+) -> Ownership:
+    """Return the record of an owner that has taken over all that was left to it, or `Fenced`.
+
+    In one step with the gap that it begins behind: neither is ever there without the other.
+    """
+    record = held(topic, partition, found, epoch)
+    return msgspec.structs.replace(record, after=None, gap=gap or record.gap)
 
 
 def is_of(found: Ownership, worker: WorkerInfo) -> bool:
@@ -60,12 +97,15 @@ def is_of(found: Ownership, worker: WorkerInfo) -> bool:
 
 
 def released(found: Ownership, drained_at: int | None) -> Ownership:
-    """Return the record of a partition that its owner lets go."""
+    """Return the record of a partition that its owner lets go: as it was, if it had not begun."""
+    if found.after is not None:
+        return msgspec.structs.replace(found.after, epoch=found.epoch)
     return msgspec.structs.replace(found, session="", drained_at=drained_at)
 
 
 def give_up(topic: str, partition: int, found: Ownership | None, reason: str) -> Ownership:
     """Decide on a person's word that a volume is lost: the record that says so, or `Conflict`."""
+    found = None if found is None else standing(found)
     if found is None or found.drained_at is not None:
         raise Conflict(
             "NothingToGiveUp", f"no volume holds messages of {topic} partition {partition}"
@@ -77,6 +117,21 @@ def give_up(topic: str, partition: int, found: Ownership | None, reason: str) ->
             "move it instead",
         )
     return msgspec.structs.replace(found, given_up=reason or "no reason given")
+
+
+def accept_loss(
+    found: RegisteredTopic, accepted: AcceptedLoss, given_up: Collection[int]
+) -> RegisteredTopic | None:
+    """Return a topic with a person's word acted on; None if that was done before.
+
+    A word is met once: after that only the partitions that it waits for can be given up by it.
+    """
+    known = found.accepted
+    is_new = known is None or known.word != accepted.word
+    waits = set() if known is None else set(known.waits)
+    if not is_new and (accepted == known or not {*given_up, *accepted.waits} <= waits):
+        return None
+    return msgspec.structs.replace(found, accepted=accepted)
 
 
 _LIFE = tuple(TopicPhase)

@@ -65,10 +65,15 @@ class SessionKeeper:
             await asyncio.sleep(pause_s)
             try:
                 await self._once()
-            except (TidewaterError, TimeoutError) as error:
+            except Exception as error:
+                # Whatever it is: without a renewal in time nothing may be appended.
                 self.counters["session_renewals_failed"] += 1
                 left_s = self.deadline - time.monotonic()
-                log.warning("the session was not renewed (%.1f s are left): %s", left_s, error)
+                expected = isinstance(error, TidewaterError | TimeoutError)
+                log.warning(
+                    "the session was not renewed (%.1f s are left): %s", left_s, error,
+                    exc_info=None if expected else error,
+                )  # fmt: skip
                 pause_s = min(self._ttl_s / RENEWALS_PER_TTL / 2, RETRY_S_MAX)
             else:
                 pause_s = self._ttl_s / RENEWALS_PER_TTL

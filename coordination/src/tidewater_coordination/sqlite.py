@@ -197,7 +197,8 @@ class SqliteCoordination:
             }
             owners: dict[str, dict[int, Ownership]] = {}
             for topic, partition, record in db.execute("SELECT * FROM partitions"):
-                owners.setdefault(topic, {})[partition] = rules.owner_of(record, live)
+                owner = rules.standing(rules.owner_of(record, live))
+                owners.setdefault(topic, {})[partition] = owner
             version = db.execute("SELECT version FROM registry_version").fetchone()[0]
         finally:
             db.execute("COMMIT")
@@ -299,26 +300,29 @@ class SqliteCoordination:
             ).fetchone()
         return row
 
-    async def unregister_topic(self, topic: str) -> None:
-        """Forget a topic, its assignment, owners and cursors."""
-        await self._call(
-            lambda: self._forget(
-                topic, ("topics", "topic"), ("topic_phases", "topic"), ("assignments", "topic"),
-                ("partitions", "topic"), ("cursors", "topic"),
-            )
-        )  # fmt: skip
+    async def unregister_topic(self, topic: str, *, keep_cursors: bool = False) -> None:
+        """Forget a topic, its assignment, owners and cursors (or those of nobody)."""
+        stays = "subscription IN (SELECT name FROM subscriptions)" if keep_cursors else "FALSE"
+
+        def forget() -> None:
+            with self._change() as db:
+                for table in ("topics", "topic_phases", "assignments", "partitions"):
+                    db.execute(f"DELETE FROM {table} WHERE topic = ?", (topic,))  # noqa: S608
+                db.execute(f"DELETE FROM cursors WHERE topic = ? AND NOT {stays}", (topic,))  # noqa: S608
+                bump(db)
+
+        await self._call(forget)
 
     async def unregister_subscription(self, name: str) -> None:
         """Forget a subscription and its cursors."""
-        await self._call(
-            lambda: self._forget(name, ("subscriptions", "name"), ("cursors", "subscription"))
-        )
 
-    def _forget(self, name: str, *places: tuple[str, str]) -> None:
-        with self._change() as db:
-            for table, column in places:
-                db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))  # noqa: S608
-            bump(db)
+        def forget() -> None:
+            with self._change() as db:
+                db.execute("DELETE FROM subscriptions WHERE name = ?", (name,))
+                db.execute("DELETE FROM cursors WHERE subscription = ?", (name,))
+                bump(db)
+
+        await self._call(forget)
 
     async def set_assignment(self, topic: str, partitions: Mapping[int, str]) -> None:
         """Say which worker should have which partition of a topic."""
@@ -396,13 +400,13 @@ class SqliteCoordination:
 
         return await self._call(note)
 
-    async def note_gap(self, topic: str, partition: int, epoch: int, gap: Gap) -> None:
-        """Record a gap by the partition's owner."""
+    async def begin(self, topic: str, partition: int, epoch: int, gap: Gap | None = None) -> None:
+        """Note that the owner has taken over what the last one left."""
 
         def note() -> None:
             with self._change() as db:
-                found = rules.held(topic, partition, self._owner(topic, partition), epoch)
-                put_owner(db, topic, msgspec.structs.replace(found, gap=gap))
+                found = self._owner(topic, partition)
+                put_owner(db, topic, rules.begun(topic, partition, found, epoch, gap))
 
         await self._call(note)
 

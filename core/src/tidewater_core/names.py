@@ -36,13 +36,19 @@ RESERVED_PROPERTY_PREFIX: Final = "tidewater."
 COMMIT_ID: Final = "tidewater.commit-id"
 TOPIC_UUID: Final = "tidewater.topic-uuid"
 TOPIC: Final = "tidewater.topic"
+IMPORT_PREFIX: Final = "tidewater.import."
+REPLAY_PREFIX: Final = "tidewater.replay."
+"""Of the properties that remember how far an import or replay is, by its id or what it reads."""
+ORPHANS_AT: Final = "tidewater.maintenance.orphans-at-ms"
+"""When `maintain`, which alone writes it, last looked for files that nothing names."""
+HOLD: Final = "tidewater.hold"
+"""Which snapshots an upkeep job needs while it is at work; those jobs alone write it."""
 _FRONTIER_PREFIX: Final = "tidewater.partition."
 _START_PREFIX: Final = "tidewater.start."
 _GAP_PREFIX: Final = "tidewater.gap."
 
 # Labels and annotations of Kubernetes objects.
 LABEL_TOPIC: Final = f"{GROUP}/topic"
-LABEL_SUBSCRIPTION: Final = f"{GROUP}/subscription"
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
@@ -53,12 +59,18 @@ ANNOTATION_ACCEPT_LOSS: Final = f"{GROUP}/accept-loss"
 """Names the partitions whose volume is lost for good; they go on past a recorded gap."""
 ANNOTATION_MAINTAIN: Final = f"{GROUP}/maintain"
 """Any new value: start the Spark jobs of this topic now."""
+ANNOTATION_LEFTOVER: Final = f"{GROUP}/leftover-log"
+"""Of a volume's claim: which logs on it may have messages that are nowhere else. The operator never
+deletes such a volume; a person takes the annotation away."""
 LABEL_MADE_BY: Final = f"{GROUP}/made-by"
 """`operator`: a pool that no person asked for; it goes when no topic needs it."""
 
 LABEL_CHARS_MAX: Final = 63
 POOL_NAME_CHARS_MAX: Final = 40
 """Pod names (`tidewater-<pool>-<number>`) are host names, which end at 63 characters."""
+POOL_WORKERS_ENDING: Final = "-workers"
+"""Of the Service `tidewater-<pool>-workers`, which a pool `<pool>-workers` would have for its own:
+no pool's name ends so."""
 DEDICATED_CHARS_MAX: Final = POOL_NAME_CHARS_MAX - len("topic-")
 """Of a topic's name in its pool's."""
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -149,8 +161,9 @@ class TopicName:
 
 def dedicated_pool(topic: str) -> str:
     """Return the pool of a topic that has workers of its own."""
-    if len(topic) <= DEDICATED_CHARS_MAX:
-        return f"topic-{topic}"
+    plain = f"topic-{topic}"
+    if len(topic) <= DEDICATED_CHARS_MAX and not plain.endswith(POOL_WORKERS_ENDING):
+        return plain
     # Two long names that begin alike must not share a pool.
     digest = hashlib.sha256(topic.encode()).hexdigest()[:8]
     return f"topic-{topic[: DEDICATED_CHARS_MAX - 9].rstrip('-')}-{digest}"

@@ -8,6 +8,8 @@ from pydantic import ConfigDict
 
 from tidewater_core.units import Duration
 
+AUDIENCE = "tidewater"
+"""What tokens for workers alone are made out to: the API server itself takes none of them."""
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TTL_MS_MAX = 10 * 60_000
 
@@ -27,11 +29,14 @@ class AuthSettings:
     """The worker's own token, for the API server; read again, since it is replaced by and by."""
     ca_path: Path = _ACCOUNT / "ca.crt"
     """Who signed the API server's certificate."""
+    namespace_path: Path = _ACCOUNT / "namespace"
+    """The worker's own namespace: who may `report` topics there may read its metrics, too. A file
+    that is not there: those alone who may `get` the path `/metrics`."""
     peer_token_path: Path | None = None
     """The worker's own token for other workers; None: the one at `token_path`. Needed with
-    `audiences`, which that one does not have."""
+    `audiences`, which that one does not have. The operator's pools have one for `tidewater`."""
     audiences: tuple[str, ...] = ()
-    """A user's token must be for one of these; empty: for the API server."""
+    """A user's token must be for one of these; empty: for the API server, or for `tidewater`."""
     allow_ttl: Duration = Duration("10s")
     """How long a permission counts before it is asked for again: revoking takes this long."""
     deny_ttl: Duration = Duration("5s")
@@ -48,6 +53,13 @@ class AuthSettings:
         for name in ("allow_ttl", "deny_ttl", "token_ttl", "review_timeout"):
             if not 1 <= getattr(self, name).ms <= TTL_MS_MAX:
                 raise ValueError(f"{name} must be from 1ms to 10m")
+
+    def namespace(self) -> str:
+        """Return the namespace that the worker is in; empty: in none, or nobody told."""
+        try:
+            return self.namespace_path.read_text().strip()
+        except OSError:
+            return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,7 +64,7 @@ class Limits:
     batch_rows_max: int = 100_000
     """Most messages in one request, and most rows in one frame of the log."""
     frame_bytes_max: ByteSize = ByteSize("64Mi")
-    """Largest frame of the log: a reader refuses a length past it as corrupt. Above
+    """Most bytes of one request in the log's form, and so of a frame. Past it: 413. Above
     `request_bytes_max`, since decoding adds offsets, validity and padding to what was sent."""
     key_bytes_max: ByteSize = ByteSize("64Ki")
     """Largest key of a message."""
@@ -84,15 +84,16 @@ class Limits:
     """Longest long poll (`wait_ms`)."""
     flush_wait_max: Duration = Duration("60s")
     """Longest wait for rows to reach the table (`flush`, `ack=table`)."""
-    producers_max: int = 100_000
-    """Idempotent producers remembered per partition; the ones idle longest are forgotten (G8)."""
+    producers_max: int = 10_000
+    """Idempotent producers remembered per partition, up to 60 kB each; the ones idle longest are
+    forgotten (G8). Past a few thousand, saving them makes itself felt when a segment begins."""
     disk_reserve_bytes: ByteSize = ByteSize("256Mi")
     """Free bytes of the log's disk below which appends are refused (503), so that the worker can
     always finish what it acknowledged and write its state."""
     log_bytes_max: ByteSize = ByteSize("100Gi")
     """Bytes of uncommitted log per partition past which producers are pushed back (503)."""
-    partitions_max: int = 1_000
-    """Most partitions on one worker."""
+    partitions_max: int = 10_000
+    """Most partitions whose logs are open on one worker; further ones stay closed and say why."""
     connections_max: int = 10_000
     """Most open connections. Past it: 503."""
     stall_max: Duration = Duration("30s")

@@ -6,9 +6,9 @@ one after the other. A mark that comes during a pass leads to another one.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from tidewater_core.clock import Clock
 from tidewater_core.errors import TidewaterError
@@ -55,6 +55,10 @@ class Keeper:
         """Ask for a pass; a full one looks at all objects."""
         self._full = self._full or full
         self._wake.set()
+
+    def hear(self, topic: Mapping[str, Any], *, gone: bool) -> None:
+        """Remember what a Topic says, until it can be registered."""
+        self._memory.last_words.hear(topic, gone=gone)
 
     async def run(self) -> None:
         """Do passes until the namespace needs none."""
@@ -175,6 +179,12 @@ class Keepers:
         task = asyncio.create_task(keeper.run(), name=f"keep {namespace}")
         self._tasks[namespace] = (keeper, task)
         task.add_done_callback(lambda _: self._ended(namespace, task))
+
+    def hear(self, topic: Mapping[str, Any], *, gone: bool) -> None:
+        """Remember what a Topic says of a namespace that is looked after."""
+        found = self._tasks.get(topic["metadata"]["namespace"])
+        if found is not None:
+            found[0].hear(topic, gone=gone)
 
     def _ended(self, namespace: str, task: asyncio.Task[None]) -> None:
         found = self._tasks.get(namespace)

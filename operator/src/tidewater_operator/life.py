@@ -13,14 +13,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from tidewater_coordination.port import Ownership, RegisteredTopic, TopicPhase
+from tidewater_coordination.port import (
+    GIVEN_UP_MAX,
+    AcceptedLoss,
+    Ownership,
+    RegisteredTopic,
+    TopicPhase,
+)
 from tidewater_core.crd.change import subscription_change_problems, topic_change_problems
 from tidewater_core.crd.subscription import Subscription, SubscriptionSpec
 from tidewater_core.crd.topic import DeletionPolicy, Topic, TopicSpec, table_identifier
 from tidewater_core.names import ANNOTATION_ACCEPT_LOSS, TopicName, dedicated_pool
+from tidewater_operator.last_words import wants_table
 from tidewater_operator.model.names import Manifest
 from tidewater_operator.observed import Observed, is_paused, read_subscription, read_topic
 
+WORD_CHARS_MAX: Final = 1_000
+SILENT_S_MAX: Final = 60
+"""More than a session lasts: who has one all that time is there, whether or not it answers."""
 SPECS_MAX: Final = 10_000
 """Specs that are remembered: reading one takes half a millisecond, and every pass needs all."""
 
@@ -94,15 +104,24 @@ class UnregisterTopic:
 
     name: str
     why: str
+    keeps_table: bool = True
+    """Then the progress of its subscriptions stays, too: a topic that is made again goes on."""
 
 
 @dataclass(frozen=True)
-class GiveUp:
-    """Pass on a person's word that a volume is lost."""
+class AcceptLoss:
+    """Act on a person's word that volumes are lost."""
 
     name: str
-    partition: int
-    reason: str
+    uuid: str
+    """Of the topic as it is registered."""
+    accepted: AcceptedLoss
+    give_up: tuple[int, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """What the gap is remembered by."""
+        return f"annotation {ANNOTATION_ACCEPT_LOSS}: {self.accepted.word[:100]}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +152,7 @@ Action = (
     RegisterTopic
     | BeginDeletion
     | UnregisterTopic
-    | GiveUp
+    | AcceptLoss
     | Assign
     | RegisterSubscription
     | UnregisterSubscription
@@ -155,10 +174,13 @@ def topic_cases(seen: Observed, *, allow_foreign: bool) -> list[TopicCase]:
         key=lambda m: (m["metadata"].get("creationTimestamp") or "", m["metadata"]["name"]),
     )
     tables: dict[tuple[str, ...], str] = {}
-    for name, reg in seen.registry.topics.items():
+    # Ours last: what is registered here is not refused for the sake of another namespace.
+    for name, reg in (*seen.elsewhere.items(), *seen.registry.topics.items()):
         spec = registered_spec(reg)
         if spec is not None:
-            tables[table_identifier(TopicName.parse(name), spec)] = name.partition("/")[2]
+            is_ours = name in seen.registry.topics
+            known_as = name.partition("/")[2] if is_ours else name
+            tables[table_identifier(TopicName.parse(name), spec)] = known_as
     cases = []
     for manifest in by_age:
         topic = read_topic(manifest)
@@ -229,21 +251,39 @@ def topic_actions(seen: Observed, cases: Iterable[TopicCase]) -> list[Action]:
     for full, reg in sorted(seen.registry.topics.items()):
         name = full.partition("/")[2]
         case = by_name.get(name)
-        if seen.cluster.is_terminating:
-            found.append(UnregisterTopic(name, "its namespace goes"))
-        elif case is None or case.uid != reg.uuid:
+        if case is None or case.uid != reg.uuid:
             found.extend(_deletion(seen, name, reg, case))
-    if seen.cluster.is_terminating:
-        return found
     for case in by_name.values():
-        if case.paused or case.refusal is not None or case.topic is None:
-            continue
         reg_now = seen.registered(case.name)
-        spec = case.topic.spec.to_json()
-        if reg_now is None or reg_now.spec != spec:
-            found.append(RegisterTopic(case.name, spec, case.uid))
-        found.extend(give_ups(seen, case))
+        if case.paused or case.refusal is not None:
+            found.extend(_protection(case, reg_now))
+        if case.paused:
+            continue
+        if case.refusal is None and case.topic is not None:
+            spec = case.topic.spec.to_json()
+            if reg_now is None or reg_now.spec != spec:
+                found.append(RegisterTopic(case.name, spec, case.uid))
+        elif reg_now is None or reg_now.uuid != case.uid:
+            continue  # else it is served by an earlier spec, and a person's word counts
+        found.extend(accept_loss(seen, case, reg_now))
     return found
+
+
+def _protection(case: TopicCase, reg: RegisteredTopic | None) -> list[Action]:
+    """Have the table kept if the object says so, though nothing else of its spec is taken."""
+    is_ours = reg is not None and reg.uuid == case.uid and reg.phase == TopicPhase.ACTIVE
+    if reg is None or not is_ours or not wants_table(case.manifest):
+        return []
+    return _retained(case.name, reg)
+
+
+def _retained(name: str, reg: RegisteredTopic) -> list[Action]:
+    """Register that a table stays, and what was registered besides."""
+    spec = registered_spec(reg)
+    if spec is None or spec.deletion_policy is DeletionPolicy.RETAIN:
+        return []
+    kept = spec.model_copy(update={"deletion_policy": DeletionPolicy.RETAIN})
+    return [RegisterTopic(name, kept.to_json(), reg.uuid)]
 
 
 def _deletion(
@@ -251,19 +291,24 @@ def _deletion(
 ) -> list[Action]:
     if successor is not None and successor.paused:
         return []
+    has_table = reg.phase != TopicPhase.DROPPED
+    if has_table and reg.uuid in seen.retained and (first := _retained(name, reg)):
+        return first  # deleted before its last word could be registered: that, and nothing else
     if reg.phase == TopicPhase.ACTIVE:
         return [BeginDeletion(name, reg.uuid)]
-    owners = seen.registry.owners.get(f"{seen.cluster.namespace}/{name}", {})
-    left = [owner for owner in owners.values() if is_held(owner)]
+    full = f"{seen.cluster.namespace}/{name}"
+    left = [owner for owner in seen.registry.owners.get(full, {}).values() if is_held(owner)]
+    if any(key.startswith(f"owners/{full}/") for key in seen.registry.unreadable):
+        return []  # who knows who holds it
     if left:
         # Who made the new one may say that the old one's volume is lost.
-        return [] if successor is None else give_ups(seen, successor)
+        return [] if successor is None else accept_loss(seen, successor, reg)
     spec = registered_spec(reg)
     if spec is not None and spec.deletion_policy is DeletionPolicy.DELETE:
-        given_up = any(owner.given_up is not None for owner in owners.values())
-        if reg.phase != TopicPhase.DROPPED and not given_up:
-            return []  # a worker drops the table first
-        return [UnregisterTopic(name, "it is drained and its table was dropped")]
+        if reg.phase != TopicPhase.DROPPED:
+            return []  # a worker drops the table first, also behind a volume that was given up
+        why = "it is drained and its table was dropped"
+        return [UnregisterTopic(name, why, keeps_table=False)]
     return [UnregisterTopic(name, "it is drained; its table stays")]
 
 
@@ -272,28 +317,58 @@ def is_held(owner: Ownership) -> bool:
     return owner.drained_at is None and owner.given_up is None
 
 
-def accepted_loss(manifest: Manifest) -> str:
-    """Return the word of a person that volumes are lost, if we have not acted on it yet."""
-    word = str((manifest["metadata"].get("annotations") or {}).get(ANNOTATION_ACCEPT_LOSS, ""))
-    return "" if word == (manifest.get("status") or {}).get("acceptedLoss", "") else word
+def word_of(manifest: Manifest) -> str:
+    """Return what a person says of lost volumes."""
+    annotations = manifest["metadata"].get("annotations") or {}
+    return str(annotations.get(ANNOTATION_ACCEPT_LOSS, ""))[:WORD_CHARS_MAX]
 
 
-def give_ups(seen: Observed, case: TopicCase) -> list[Action]:
+def accept_loss(seen: Observed, case: TopicCase, reg: RegisteredTopic | None) -> list[Action]:
     """Give up the partitions that `tidewater.dev/accept-loss` names, once for each new value.
 
     `"0,2"` or `"all"`, and anything behind a space (to make it new). Only partitions whose worker
-    is not there: one that is can be drained.
+    is not there: one that is can be drained. One that has a session and does not answer is waited
+    for: a worker that died has one for some seconds more. `reg` is the topic that is registered
+    under the name; one that is only about to be has lost nothing yet.
     """
-    word = accepted_loss(case.manifest)
-    if not word:
+    word = word_of(case.manifest)
+    known = None if reg is None else reg.accepted
+    if not word or (known is None and word == _told_as_accepted(case.manifest)):
         return []
-    named = {part.strip() for part in word.split(" ")[0].split(",")}
+    if reg is None:
+        return [AcceptLoss(case.name, case.uid, AcceptedLoss(word))]
+    now_s = int(seen.now.timestamp())
     owners = seen.registry.owners.get(f"{seen.cluster.namespace}/{case.name}", {})
-    return [
-        GiveUp(case.name, number, f"annotation {ANNOTATION_ACCEPT_LOSS}: {word[:100]}")
-        for number, owner in sorted(owners.items())
-        if ("all" in named or str(number) in named) and is_held(owner) and not owner.is_live
+    if known is None or known.word != word:
+        named = {part.strip() for part in word.split(" ")[0].split(",")}
+        numbers = [n for n in sorted(owners) if "all" in named or str(n) in named]
+        until_s = now_s + SILENT_S_MAX
+    else:
+        numbers, until_s = list(known.waits), known.until_s
+    held = {n: owners[n] for n in numbers if n in owners and is_held(owners[n])}
+    gone = [n for n, owner in held.items() if not owner.is_live]
+    give_up, later = tuple(gone[:GIVEN_UP_MAX]), gone[GIVEN_UP_MAX:]
+    silent = [
+        n
+        for n, owner in held.items()
+        if owner.is_live and owner.worker_id not in seen.reports and now_s < until_s
     ]
+    accepted = AcceptedLoss(word, tuple(sorted([*later, *silent])), until_s)
+    if accepted == known:
+        return []
+    return [AcceptLoss(case.name, reg.uuid, accepted, give_up)]
+
+
+def _told_as_accepted(manifest: Manifest) -> str:
+    return str((manifest.get("status") or {}).get("acceptedLoss", ""))
+
+
+def accepted_word(manifest: Manifest, reg: RegisteredTopic | None) -> str:
+    """Return the last word that was acted on, for the status."""
+    known = None if reg is None else reg.accepted
+    if known is not None and known.word == word_of(manifest) and not known.waits:
+        return known.word
+    return _told_as_accepted(manifest)
 
 
 # ---- subscriptions
@@ -336,14 +411,8 @@ def subscription_actions(seen: Observed, cases: Iterable[SubscriptionCase]) -> l
     found: list[Action] = []
     for full, reg in sorted(seen.registry.subscriptions.items()):
         case = by_name.get(full.partition("/")[2])
-        if (
-            seen.cluster.is_terminating
-            or case is None
-            or (reg.uuid != case.manifest["metadata"]["uid"] and not case.paused)
-        ):
+        if case is None or (reg.uuid != case.manifest["metadata"]["uid"] and not case.paused):
             found.append(UnregisterSubscription(full.partition("/")[2]))
-    if seen.cluster.is_terminating:
-        return found
     gone = {action.name for action in found if isinstance(action, UnregisterSubscription)}
     for case in by_name.values():
         if case.paused or case.refusal is not None or case.subscription is None:

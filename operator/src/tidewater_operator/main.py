@@ -2,36 +2,36 @@
 
 import argparse
 import asyncio
-import base64
 import logging
 import os
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import kopf
 
-from tidewater_coordination.etcd.login import Login
 from tidewater_core.clock import Clock, SystemClock, SystemIds
 from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_operator.cluster.access import find_access
-from tidewater_operator.cluster.api import POOL, SECRET, SUBSCRIPTION, TOPIC, Api
+from tidewater_operator.cluster.api import POOL, SUBSCRIPTION, TOPIC, Api
 from tidewater_operator.cluster.events import Events
-from tidewater_operator.cluster.gather import everything
+from tidewater_operator.cluster.gather import cluster_id, everything
 from tidewater_operator.cluster.lease import Leadership
+from tidewater_operator.etcd_secret import EtcdSecret
 from tidewater_operator.handlers.marks import watch_settings, watches
 from tidewater_operator.health import Health
 from tidewater_operator.hearing import Hearing
 from tidewater_operator.keepers import Keepers
 from tidewater_operator.reconcile import Reconciler
 from tidewater_operator.registry import Registries
-from tidewater_operator.settings import OperatorSettings
+from tidewater_operator.settings import AuthMode, OperatorSettings
 from tidewater_operator.times import from_us
-from tidewater_operator.workers import Workers
+from tidewater_operator.workers import Workers, token_of
 
 log = logging.getLogger("tidewater_operator")
 
@@ -54,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("kopf").setLevel(logging.WARNING)
     host, _, port = args.listen.rpartition(":")
-    return asyncio.run(_run(settings, args.namespace, args.identity, host, int(port)))
+    try:
+        return asyncio.run(_run(settings, args.namespace, args.identity, host, int(port)))
+    except Invalid as error:  # a person must change something: what, and no trace of where
+        log.error("%s", error)
+        return 2
 
 
 async def _run(
@@ -65,10 +69,10 @@ async def _run(
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(Api(access))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        login = await _etcd_login(api, settings, namespace, Path(folder))
-        registries = Registries(settings.etcd.endpoints, settings.etcd.prefix, login)
+        secret = EtcdSecret(api, namespace, settings.etcd.secret, Path(folder))
+        registries = await _registries(settings, api, secret)
         stack.push_async_callback(registries.close)
-        workers = Workers(access.authorization)
+        workers = Workers(_shown_to_workers(settings))
         stack.push_async_callback(workers.close)
         leadership = Leadership(api, clock, namespace, identity, settings.intervals.lease.seconds)
         # A pass that was under way when the lease ran out changes nothing any more.
@@ -94,7 +98,7 @@ async def _run(
         tasks = [
             asyncio.create_task(leadership.run(), name="lease"),
             asyncio.create_task(
-                _sweep(settings, api, registries, keepers, leadership, hearing, clock),
+                _sweep(settings, api, registries, secret, keepers, leadership, hearing, clock),
                 name="sweep",
             ),
             asyncio.create_task(
@@ -124,29 +128,29 @@ async def _run(
     return code
 
 
-async def _etcd_login(api: Api, settings: OperatorSettings, namespace: str, folder: Path) -> Login:
-    """Return how we show etcd who we are, from the Secret that the settings name."""
-    if not settings.etcd.secret:
-        return Login()
-    found = await api.get(SECRET, namespace, settings.etcd.secret)
-    if found is None:
-        raise Invalid("SecretNotFound", f"there is no Secret {namespace}/{settings.etcd.secret}")
-    data = {key: base64.b64decode(text) for key, text in (found.get("data") or {}).items()}
-    paths = {}
-    for field, key in (("ca", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key")):
-        if key in data:
-            path = folder / key
-            path.touch(mode=0o600)
-            path.write_bytes(data[key])
-            paths[field] = str(path)
-    user, password = (data.get(key, b"").decode() for key in ("username", "password"))
-    return Login(**paths, user=user, password=password)
+async def _registries(settings: OperatorSettings, api: Api, secret: EtcdSecret) -> Registries:
+    etcd = settings.etcd
+    return Registries(
+        etcd.endpoints,
+        etcd.prefix,
+        await secret.login(),
+        cluster=await cluster_id(api),
+        take_over_from=etcd.take_over_from,
+    )
+
+
+def _shown_to_workers(settings: OperatorSettings) -> Callable[[], Mapping[str, str]]:
+    """Return what shows workers who we are: never what shows it to the API server."""
+    if settings.auth.mode is AuthMode.NONE:
+        return dict
+    return partial(token_of, settings.auth.worker_token_path)
 
 
 async def _sweep(
     settings: OperatorSettings,
     api: Api,
     registries: Registries,
+    secret: EtcdSecret,
     keepers: Keepers,
     leadership: Leadership,
     hearing: Hearing,
@@ -156,6 +160,7 @@ async def _sweep(
     while True:
         await leadership.gained.wait()
         try:
+            await registries.log_in(await secret.renewed())
             listed = [
                 item
                 for kind in (TOPIC, SUBSCRIPTION, POOL)

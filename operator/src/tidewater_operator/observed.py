@@ -26,6 +26,8 @@ class Snapshot:
     """The Kubernetes side."""
 
     namespace: str
+    uid: str = ""
+    """Of the namespace: another one of its name has another. Empty: we may not look at it."""
     is_terminating: bool = False
     topics: tuple[Manifest, ...] = ()
     subscriptions: tuple[Manifest, ...] = ()
@@ -58,10 +60,16 @@ class Observed:
     now: datetime
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)
     """Of the workers that answered."""
+    too_large: frozenset[str] = frozenset()
+    """Workers that answered with more than is listened to."""
     registry_is_known: bool = True
     """The registry has been used for this namespace before: that it is empty means something."""
+    retained: frozenset[str] = frozenset()
+    """Uids of the Topics, also of some that are gone, that said last that their table stays."""
     unused_since: Mapping[str, datetime] = field(default_factory=dict)
     """Pool → since when no topic needs it."""
+    elsewhere: Mapping[str, RegisteredTopic] = field(default_factory=dict)
+    """Topics of other namespaces, by full name, where these may share a catalog namespace."""
 
     @cached_property
     def told(self) -> Told:

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.names import ANNOTATION_LEFTOVER
 from tidewater_operator.conditions import TRUE, Told, fails, holds, merge, status_of, unknown
 from tidewater_operator.life import Refusal, SubscriptionCase, registered_spec
+from tidewater_operator.model.compare import container_of
 from tidewater_operator.model.names import (
+    WORKER_CONTAINER,
     Manifest,
     ordinal_of,
     selector_text,
@@ -15,10 +18,10 @@ from tidewater_operator.model.names import (
     worker_of_claim,
 )
 from tidewater_operator.observed import Observed, conditions_of, is_pod_ready
-from tidewater_operator.plan import PoolCase, bytes_of, claims_of
+from tidewater_operator.plan import PoolCase, bytes_of, claims_of, evidence_on
 from tidewater_operator.report import SubscriptionReport, subscription_facts, topic_facts
 from tidewater_operator.times import format_ms, format_rate, format_time
-from tidewater_operator.topic_status import Spot, is_served, spots
+from tidewater_operator.topic_status import UNREADABLE, Spot, is_served, spots
 
 
 def _paused(paused: bool) -> Told:
@@ -43,7 +46,9 @@ def subscription_status(seen: Observed, case: SubscriptionCase) -> Manifest:
         generation = min(generation, int(before.get("observedGeneration", 0)))
     places, is_silent = _places(seen, case)
     told = [
-        _subscription_ready(case, is_ours, facts, places, is_silent=is_silent),
+        _subscription_ready(
+            case, is_ours, facts, places, _worker_refusal(seen, case), is_silent=is_silent
+        ),
         _active(facts, is_silent=is_silent),
         _lag_bounded(seen, case, facts, is_silent=is_silent),
         _paused(case.paused),
@@ -67,8 +72,11 @@ def subscription_status(seen: Observed, case: SubscriptionCase) -> Manifest:
 
 
 def _is_told(case: SubscriptionCase, registered: str | None) -> bool:
-    """Tell whether the registry has the spec as it is, or never gets it."""
-    if case.subscription is None or case.refusal is not None or case.paused:
+    """Tell whether the registry has the spec as it is, or never gets it.
+
+    That of a paused one it gets some day: until then nobody has seen it.
+    """
+    if case.subscription is None or case.refusal is not None:
         return True
     return registered == case.subscription.spec.to_json()
 
@@ -85,11 +93,22 @@ def _places(seen: Observed, case: SubscriptionCase) -> tuple[list[Spot], bool]:
     return places, len(facts.partitions) < spec.partitions
 
 
+def _worker_refusal(seen: Observed, case: SubscriptionCase) -> Refusal | None:
+    """Return why a worker does not serve the spec that is registered, if one does not."""
+    full = f"{seen.cluster.namespace}/{case.name}"
+    for worker, report in sorted(seen.reports.items()):
+        for one in report.refused:
+            if one.subscription == full:
+                return Refusal(one.reason, f"{worker} does not take the spec: {one.message}")
+    return None
+
+
 def _subscription_ready(
     case: SubscriptionCase,
     is_ours: bool,
     facts: SubscriptionReport | None,
     places: list[Spot],
+    refused: Refusal | None,
     *,
     is_silent: bool,
 ) -> Told:
@@ -101,6 +120,8 @@ def _subscription_ready(
     away = [spot for spot in places if not is_served(spot)]
     if away:
         return fails("Ready", away[0].reason, away[0].message)
+    if refused is not None:
+        return fails("Ready", refused.reason, refused.message)
     if facts is None or is_silent:
         return unknown("Ready", "NoReport", "not every worker of its topic has told of it")
     return holds("Ready", "Ready")
@@ -152,8 +173,8 @@ def pool_status(
     live = seen.cluster.objects.get(("StatefulSet", set_name(name)), {})
     state = live.get("status") or _counted(seen, name)
     generation = int(case.manifest["metadata"].get("generation", 0))
-    if problem is None and (is_written or _is_behind(live, state)):
-        # The workers have been told of this spec, but what is said of them is about the last one.
+    if problem is None and (case.paused or is_written or _is_behind(live, state)):
+        # Workers have been told of this spec, or are not to be: what is said is of the last one.
         known = (case.manifest.get("status") or {}).get("observedGeneration", 0)
         generation = min(generation, int(known))
     told = [
@@ -171,7 +192,7 @@ def pool_status(
             for worker in seen.registry.assignments.get(full, {}).values()
         )
     ]
-    containers = live.get("spec", {}).get("template", {}).get("spec", {}).get("containers") or [{}]
+    worker = container_of(live.get("spec", {}).get("template", {}), WORKER_CONTAINER)
     status: Manifest = {
         "observedGeneration": generation,
         "replicas": int(state.get("replicas", 0)),
@@ -181,7 +202,7 @@ def pool_status(
         "topics": case.topics,
         "partitions": case.partitions,
         "rate": format_rate(sum(rates)),
-        "image": containers[0].get("image", ""),
+        "image": worker.get("image", ""),
         "volumes": [_volume(claim) for claim in claims_of(seen, name)],
         "conditions": merge(conditions_of(case.manifest), told, generation, format_time(seen.now)),
     }
@@ -267,6 +288,9 @@ def _scaling(seen: Observed, case: PoolCase) -> Told:
         return holds(
             "Scaling", "Draining", f"{len(case.draining)} workers are being drained, {first} first"
         )
+    if case.unheard:
+        message = f"{case.unheard[0]} has not said what is on its volume: it is waited for"
+        return holds("Scaling", "Draining", message)
     leaving = [
         worker
         for worker in seen.cluster.worker_pods
@@ -286,10 +310,24 @@ def _scaling(seen: Observed, case: PoolCase) -> Told:
 
 
 def _pool_degraded(seen: Observed, case: PoolCase) -> Told:
+    if seen.registry.unreadable:
+        places = ", ".join(seen.registry.unreadable[:5])
+        message = f"etcd has something unreadable at {places}: no worker and no volume is let go"
+        return holds("Degraded", UNREADABLE, message)
     away = sorted(worker for worker in case.held if worker not in seen.registry.workers)
     if away:
         count = sum(case.held[worker] for worker in away)
         return holds("Degraded", "WorkerAway", f"{count} partitions wait for {', '.join(away[:5])}")
+    marked = [claim for claim in claims_of(seen, case.name) if evidence_on(claim)]
+    if marked:
+        name, more = marked[0]["metadata"]["name"], len(marked) - 1
+        message = (
+            f"volume {name}{f' (and {more} more)' if more else ''} stays: logs of topics that are "
+            f"gone may have messages which are nowhere else: {evidence_on(marked[0])}. When you "
+            f"have them, or need none, and once the worker is scaled in (it notes them again "
+            f"while it lives): kubectl annotate pvc {name} {ANNOTATION_LEFTOVER}-"
+        )
+        return holds("Degraded", "LeftoverLog", message)
     return fails("Degraded", "AsExpected")
 
 

@@ -11,16 +11,18 @@ from datetime import datetime
 from typing import Any, Final
 
 from tidewater_core.crd.pool import Pool
-from tidewater_core.names import API_VERSION, LABEL_MADE_BY, LABEL_POOL
+from tidewater_core.names import ANNOTATION_LEFTOVER, API_VERSION, LABEL_MADE_BY, LABEL_POOL
 from tidewater_core.units import ByteSize
 from tidewater_operator.assign import Crew, Holder, Place, assign
 from tidewater_operator.life import (
+    AcceptLoss,
     Action,
     Assign,
-    GiveUp,
     Refusal,
     SubscriptionCase,
     TopicCase,
+    UnregisterSubscription,
+    UnregisterTopic,
     is_held,
     pool_of,
     registered_spec,
@@ -63,6 +65,8 @@ class PoolCase:
     """Workers that the StatefulSet asks for already."""
     held: Mapping[str, int] = field(default_factory=dict)
     """Worker → partitions whose messages may be on its volume alone."""
+    unheard: Sequence[str] = ()
+    """Workers that are too many and have not said what is on their volumes."""
     topics: int = 0
     partitions: int = 0
 
@@ -104,6 +108,8 @@ class Plan:
     registry: Sequence[Action] = ()
     grow: Sequence[Growth] = ()
     drop_claims: Sequence[str] = ()
+    mark_claims: Mapping[str, str] = field(default_factory=dict)
+    """Volume → logs on it that may have messages which are nowhere else, to be noted on it."""
     assignments: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Topic → partition → worker, as it should be."""
 
@@ -111,11 +117,14 @@ class Plan:
 def plan(seen: Observed, settings: OperatorSettings) -> Plan:
     """Decide everything."""
     if seen.cluster.is_terminating:
-        actions = [*subscription_actions(seen, ()), *topic_actions(seen, ())]
-        return Plan(registry=actions)
+        # Its workers bring what they have into the tables as they stop. One whose topic is no
+        # longer registered would let go of it instead: the registry goes after the namespace.
+        return Plan()
     topics = topic_cases(seen, allow_foreign=settings.tables.allow_foreign)
     subscriptions = subscription_cases(seen)
     needed = _needed_pools(seen, topics)
+    # A paused topic gets nothing new. What it may have had stays: its registry may be lost.
+    wanted = _needed_pools(seen, [case for case in topics if not case.paused])
     pools = [_pool_case(seen, manifest, needed) for manifest in seen.cluster.pools]
     there = {case.name for case in pools}
     unused = [case.name for case in pools if _is_unused(case, needed)]
@@ -128,7 +137,7 @@ def plan(seen: Observed, settings: OperatorSettings) -> Plan:
         subscriptions=subscriptions,
         pools=pools,
         make_pools=[
-            _made(seen.cluster.namespace, name, settings) for name in sorted(needed - there)
+            _made(seen.cluster.namespace, name, settings) for name in sorted(wanted - there)
         ],
         drop_pools=[name for name in unused if _may_go(seen, name, settings)],
         unused_pools=unused,
@@ -143,7 +152,25 @@ def plan(seen: Observed, settings: OperatorSettings) -> Plan:
         ],
         grow=_growth(seen, pools),
         drop_claims=_free_claims(seen, pools, needed),
+        mark_claims=_marks(seen),
         assignments=assignments,
+    )
+
+
+def takes_away(decided: Plan) -> bool:
+    """Tell whether a plan lets go of something for good: a worker, its volume, what is registered.
+
+    Such a plan is made again on what etcd's majority says before anything of it is done.
+    """
+    return bool(
+        decided.drop_claims
+        or decided.drop_pools
+        or any(isinstance(a, UnregisterTopic | UnregisterSubscription) for a in decided.registry)
+        or any(
+            case.replicas < case.live_replicas
+            for case in decided.pools
+            if case.pool is not None and not case.paused
+        )
     )
 
 
@@ -208,8 +235,38 @@ def _pool_case(seen: Observed, manifest: Manifest, needed: frozenset[str]) -> Po
         # Without its volume there is nothing to bring back.
         if (ordinal := ordinal_of(name, worker)) is not None and f"data-{worker}" in claims
     ]
-    replicas = max([pool.spec.replicas, *(ordinal + 1 for ordinal in ordinals)])
-    return replace(case, pool=pool, replicas=replicas)
+    extra = _too_many(seen, case, pool.spec.replicas)
+    unheard = [worker for worker in extra if worker not in seen.reports]
+    unnoted = [worker for worker in extra if f"data-{worker}" in _marks(seen)]
+    ordinals += [
+        ordinal
+        for worker in (*unheard, *unnoted)
+        if (ordinal := ordinal_of(name, worker)) is not None
+    ]
+    # A record that cannot be read may be of any worker: then none of them goes.
+    least = live_replicas if seen.registry.unreadable else 0
+    replicas = max([pool.spec.replicas, least, *(ordinal + 1 for ordinal in ordinals)])
+    return replace(case, pool=pool, replicas=replicas, unheard=unheard)
+
+
+def _too_many(seen: Observed, case: PoolCase, wanted: int) -> list[str]:
+    """Return the workers that are too many and are there.
+
+    They stay until they have said what is on their volumes, and that is noted: there may be logs of
+    topics that are gone, which no record tells of, and the volume goes with the worker. One that
+    was told to stop already is not called back.
+    """
+    claims = {claim["metadata"]["name"] for claim in seen.cluster.claims}
+    is_made = ("StatefulSet", set_name(case.name)) in seen.cluster.objects
+    found = []
+    for worker, pod in sorted(seen.cluster.worker_pods.items()):
+        ordinal = ordinal_of(case.name, worker)
+        if ordinal is None or ordinal < wanted or (is_made and ordinal >= case.live_replicas):
+            continue
+        is_there = worker in seen.registry.workers and "deletionTimestamp" not in pod["metadata"]
+        if is_there and f"data-{worker}" in claims:
+            found.append(worker)
+    return found
 
 
 def _held_by_worker(seen: Observed, pool: str) -> dict[str, int]:
@@ -249,6 +306,8 @@ def _is_a_persons(manifest: Manifest) -> bool:
 
 
 def _may_go(seen: Observed, name: str, settings: OperatorSettings) -> bool:
+    if seen.registry.unreadable:
+        return False
     if name.startswith("topic-"):
         return True  # its one topic is gone
     since = seen.unused_since.get(name)
@@ -268,7 +327,7 @@ def _assignments(
     actions: Sequence[Action],
 ) -> dict[str, dict[int, str]]:
     """Return the assignment of every topic that is served by a pool that we may touch."""
-    lost = {(a.name, a.partition) for a in actions if isinstance(a, GiveUp)}
+    lost = {(a.name, number) for a in actions if isinstance(a, AcceptLoss) for number in a.give_up}
     found: dict[str, dict[int, str]] = {}
     for pool in pools:
         if pool.pool is None or pool.paused:
@@ -382,12 +441,32 @@ def bytes_of(quantity: object) -> int:
         return 0
 
 
+def evidence_on(claim: Manifest) -> str:
+    """Return what is noted of logs on a volume that a person has to look at; empty: nothing."""
+    return str((claim["metadata"].get("annotations") or {}).get(ANNOTATION_LEFTOVER, ""))
+
+
+def _marks(seen: Observed) -> dict[str, str]:
+    """Return what is to be noted on volumes: it must outlive the worker that told.
+
+    A worker that names no log may not have looked yet: what is noted stays until a person has it.
+    """
+    found = {}
+    for claim in seen.cluster.claims:
+        name = str(claim["metadata"]["name"])
+        report = seen.reports.get(worker_of_claim(name))
+        if report is not None and report.evidence not in ("", evidence_on(claim)):
+            found[name] = report.evidence
+    return found
+
+
 def _free_claims(seen: Observed, pools: Sequence[PoolCase], needed: frozenset[str]) -> list[str]:
     """Return the volumes whose worker is gone for good and on which nothing is left.
 
-    Nothing of it holds without the registry's word: a registry that was never used says nothing.
+    Nothing of it holds without the registry's word: a registry that was never used says nothing,
+    and a record that cannot be read may say that any of them is needed.
     """
-    if not seen.registry_is_known:
+    if not seen.registry_is_known or seen.registry.unreadable:
         return []
     held = _held_workers(seen)
     by_name = {case.name: case for case in pools}
@@ -398,6 +477,8 @@ def _free_claims(seen: Observed, pools: Sequence[PoolCase], needed: frozenset[st
         pool = claim["metadata"].get("labels", {}).get(LABEL_POOL, "")
         ordinal = ordinal_of(pool, worker)
         if ordinal is None or worker in held or "deletionTimestamp" in claim["metadata"]:
+            continue
+        if evidence_on(claim):
             continue
         if worker in seen.cluster.worker_pods or worker in seen.registry.workers:
             continue

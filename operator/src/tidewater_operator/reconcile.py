@@ -6,25 +6,30 @@ stop at any point: the next pass starts from what is there.
 
 import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
+from tidewater_coordination.port import RegisteredTopic, Registry
 from tidewater_core.clock import Clock
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.names import ANNOTATION_LEFTOVER
 from tidewater_operator.cluster.api import CLAIM, POOL, SECRET, Api, ApiRefused
 from tidewater_operator.cluster.events import Events
 from tidewater_operator.cluster.gather import gather
-from tidewater_operator.cluster.write import bind_reviewers, settle, settle_set
-from tidewater_operator.life import BeginDeletion, GiveUp, Refusal, UnregisterTopic
+from tidewater_operator.cluster.write import bind_reviewers, make, settle, settle_set
+from tidewater_operator.last_words import LastWords
+from tidewater_operator.life import AcceptLoss, BeginDeletion, Refusal, UnregisterTopic
 from tidewater_operator.maintenance.keep import Maintenance
 from tidewater_operator.model.compare import RestartReason, digest
-from tidewater_operator.model.names import CATALOG_SECRET, ETCD_SECRET, Manifest
+from tidewater_operator.model.credentials import sources
+from tidewater_operator.model.images import image_problem
+from tidewater_operator.model.names import ETCD_SECRET, Manifest
 from tidewater_operator.model.settings_file import worker_settings
 from tidewater_operator.model.workers import around, of_namespace, stateful_set
 from tidewater_operator.observed import Observed, Snapshot
-from tidewater_operator.plan import Plan, PoolCase, plan
-from tidewater_operator.registry import Registries
+from tidewater_operator.plan import Plan, PoolCase, plan, takes_away
+from tidewater_operator.registry import Registries, Standing
 from tidewater_operator.settings import AuthMode, OperatorSettings
 from tidewater_operator.tell import Teller
 from tidewater_operator.times import from_us
@@ -49,6 +54,7 @@ class Memory:
     """Pool → what went wrong when it was applied."""
     written: set[str] = field(default_factory=set)
     """Pools whose workers were changed since the snapshot was taken."""
+    last_words: LastWords = field(default_factory=LastWords)
 
 
 @dataclass(frozen=True)
@@ -96,36 +102,47 @@ class Reconciler:
     async def run(self, name: str, memory: Memory, *, full: bool, figures: bool) -> Outcome:
         """Bring a namespace to what its objects say, as far as it goes now."""
         if full or memory.snapshot is None:
-            memory.snapshot = await gather(self._api, name, await self._secrets(name))
-            memory.written = set()
+            await self._look(name, memory)
         snapshot = memory.snapshot
+        if snapshot is None or snapshot.is_terminating or _is_empty(snapshot):
+            self._maintenance.forget(name)
         if snapshot is None:
             await self._forget(name)
             return Outcome(is_empty=True)
         now = from_us(self._clock.now_us())
         try:
-            is_known = await self._registries.is_known(name)
+            standing = await self._registries.standing(name, snapshot.uid)
             registry = await self._registries.read(name)
         except TidewaterError as error:
             memory.snapshot = await self._teller.registry_is_away(snapshot, now, error)
             raise
-        if _is_empty(snapshot) and not registry.topics and not registry.subscriptions:
-            if is_known and not registry.workers:
+        if standing is Standing.LEFT and (_is_empty(snapshot) or snapshot.is_terminating):
+            return Outcome(is_empty=True)  # nobody here asked for what is registered
+        if _is_empty(snapshot) and _is_blank(registry):
+            registry = await self._registries.ask(name)
+        if _is_empty(snapshot) and _is_blank(registry):
+            if standing is Standing.OURS and not registry.workers:
                 await self._forget(name)
             return Outcome(is_empty=True)
         trust = await self._trust.of(name)
+        reports = await self._workers.reports(name, registry.workers, trust.context)
         seen = Observed(
             cluster=snapshot,
             registry=registry,
-            reports=await self._workers.reports(name, registry.workers, trust),
+            reports=reports,
+            too_large=self._workers.too_large(name),
             now=now,
-            registry_is_known=is_known,
+            registry_is_known=standing is not Standing.NEW,
+            retained=memory.last_words.retained,
             unused_since=memory.unused_since,
+            elsewhere=await self._elsewhere(name),
         )
-        decided = plan(seen, self._settings)
+        seen, decided = await self._decide(seen)
         _remember(memory, seen, decided)
         if full and not snapshot.is_terminating:
             await self._apply(seen, decided, memory)
+        if standing is Standing.LEFT or (standing is Standing.NEW and decided.registry):
+            await self._registries.note(name, snapshot.uid)
         await self._tell_registry(seen, decided)
         if snapshot.is_terminating:
             return Outcome()
@@ -134,18 +151,44 @@ class Reconciler:
         memory.snapshot = await self._teller.statuses(
             seen,
             decided,
-            memory.problems,
+            _problems(decided, memory, trust.problem),
             {claim: said for claim, (said, _) in memory.refused_growth.items()},
             kept,
             written=memory.written,
             figures=figures,
         )
         more = kept.is_due or _changes_objects(decided, memory)
-        silent = [w for w in registry.workers if w not in seen.reports and seen.is_up(w)]
-        return Outcome(is_busy=kept.is_busy, needs_full=more and not full, is_silent=bool(silent))
+        silent = registry.workers.keys() - seen.reports.keys() - seen.too_large
+        is_silent = any(seen.is_up(worker) for worker in silent)
+        return Outcome(is_busy=kept.is_busy, needs_full=more and not full, is_silent=is_silent)
+
+    async def _look(self, name: str, memory: Memory) -> None:
+        memory.snapshot = await gather(self._api, name, await self._secrets(name))
+        memory.written = set()
+        if memory.snapshot is not None:
+            memory.last_words.see(memory.snapshot.topics)
+
+    async def _decide(self, seen: Observed) -> tuple[Observed, Plan]:
+        """Return the plan, and what it was made on.
+
+        A watch that is behind may show a worker without what it holds by now: what cannot be undone
+        is decided on etcd's own word.
+        """
+        decided = plan(seen, self._settings)
+        if not takes_away(decided):
+            return seen, decided
+        seen = replace(seen, registry=await self._registries.ask(seen.cluster.namespace))
+        return seen, plan(seen, self._settings)
+
+    async def _elsewhere(self, name: str) -> Mapping[str, RegisteredTopic]:
+        """Return whose tables topics of this namespace could name besides their own."""
+        return await self._registries.elsewhere(name) if self._settings.tables.allow_foreign else {}
 
     async def _forget(self, name: str) -> None:
-        await self._registries.forget(name)
+        try:
+            await self._registries.forget(name)
+        except Invalid as error:  # another cluster's registry
+            log.warning("namespace %s is not forgotten: %s", name, error)
         if self._settings.auth.mode is AuthMode.KUBERNETES:
             await self._bind_reviewers(name, wanted=False)
 
@@ -159,13 +202,9 @@ class Reconciler:
     async def _secrets(self, namespace: str) -> dict[str, Mapping[str, str]]:
         """Return the Secrets to copy to a namespace."""
         found: dict[str, Mapping[str, str]] = {}
-        for source, target in (
-            (self._settings.catalog_secret, CATALOG_SECRET),
-            (self._settings.etcd.secret, ETCD_SECRET),
-        ):
-            if source and (namespace, target) != (self._namespace, source):
-                secret = await self._api.get(SECRET, self._namespace, source)
-                found[target] = (secret or {}).get("data") or {}
+        for target, source in sources(self._settings, namespace, self._namespace).items():
+            secret = await self._api.get(SECRET, self._namespace, source)
+            found[target] = (secret or {}).get("data") or {}
         return found
 
     # ---- apply
@@ -175,7 +214,7 @@ class Reconciler:
         name = seen.cluster.namespace
         for manifest in decided.make_pools:
             pool = manifest["metadata"]["name"]
-            await self._attempt(f"make pool {name}/{pool}", self._api.apply(manifest))
+            await self._attempt(f"make pool {name}/{pool}", make(self._api, manifest))
         shared = await self._apply_shared(seen, decided)
         memory.problems = {}
         for case in decided.pools:
@@ -191,6 +230,10 @@ class Reconciler:
         uids = {
             claim["metadata"]["name"]: claim["metadata"]["uid"] for claim in seen.cluster.claims
         }
+        for claim, logs in decided.mark_claims.items():
+            change: Manifest = {"metadata": {"annotations": {ANNOTATION_LEFTOVER: logs}}}
+            what = f"note on volume {name}/{claim} that logs are left on it: {logs}"
+            await self._attempt(what, self._api.merge(CLAIM, name, claim, change))
         for claim in decided.drop_claims:
             what = f"let volume {name}/{claim} go: nothing is left on it"
             await self._attempt(what, self._api.delete(CLAIM, name, claim, uids[claim]))
@@ -224,13 +267,14 @@ class Reconciler:
 
     async def _apply_shared(self, seen: Observed, decided: Plan) -> Problem | None:
         """Apply what all pools of the namespace need; return why it could not be."""
-        pools = [case.pool for case in decided.pools if case.pool is not None]
+        pools = [case.manifest for case in decided.pools]
         if not pools:
             return None
         name = seen.cluster.namespace
         for secret, data in seen.cluster.secrets.items():
             if not data:
-                message = f"the Secret to be copied as {secret} is not there, or empty"
+                source = sources(self._settings, name, self._namespace).get(secret)
+                message = f"Secret {source}, to be copied as {secret}, is not there, or empty"
                 return Problem("SecretNotFound", message, is_blocking=True)
         manifests = of_namespace(name, pools, self._settings, seen.cluster.secrets)
         found = await self._settle_all(seen, manifests, ("ServiceAccount", "Secret"))
@@ -242,10 +286,12 @@ class Reconciler:
         """Apply a pool; what is not needed to run keeps its workers from nothing."""
         pool = case.pool
         assert pool is not None
+        if problem := image_problem(pool.spec, self._settings):
+            return Problem("ImageNotAllowed", f"{problem}. It goes on as it was", is_blocking=True)
         etcd_keys = frozenset(seen.cluster.secrets.get(ETCD_SECRET, ()))
         settings_json = worker_settings(pool, self._settings, etcd_keys)
         manifests = around(pool, self._settings, settings_json)
-        found = await self._settle_all(seen, manifests, ("ConfigMap",))
+        found = await self._settle_all(seen, manifests, ("ConfigMap", "Service"))
         if found is not None and found.is_blocking:
             return found
         secrets = {name: dict(data) for name, data in seen.cluster.secrets.items()}
@@ -293,8 +339,6 @@ class Reconciler:
 
     async def _tell_registry(self, seen: Observed, decided: Plan) -> None:
         name = seen.cluster.namespace
-        if decided.registry and not seen.registry_is_known:
-            await self._registries.note(name)
         manifests = {case.name: case.manifest for case in decided.topics}
         for action in decided.registry:
             try:
@@ -307,13 +351,11 @@ class Reconciler:
                 log.info("topic %s/%s is forgotten: %s", name, action.name, action.why)
             elif isinstance(action, BeginDeletion):
                 log.info("topic %s/%s was deleted and is drained", name, action.name)
-            elif isinstance(action, GiveUp) and action.name in manifests:
-                await self._events.tell(
-                    manifests[action.name],
-                    "VolumeGivenUp",
-                    f"partition {action.partition} goes on behind a gap: {action.reason}",
-                    warning=True,
-                )
+            elif isinstance(action, AcceptLoss) and action.name in manifests:
+                for partition in action.give_up:
+                    message = f"partition {partition} goes on behind a gap: {action.reason}"
+                    manifest = manifests[action.name]
+                    await self._events.tell(manifest, "VolumeGivenUp", message, warning=True)
 
     async def _tell_late_deletions(self, seen: Observed, memory: Memory) -> None:
         """Say of deleted topics that cannot be drained why they are not gone yet."""
@@ -329,8 +371,19 @@ class Reconciler:
                 )
 
 
+def _problems(decided: Plan, memory: Memory, of_all: Refusal | None) -> Mapping[str, Refusal]:
+    """Return what is wrong with each pool; `of_all` is of the namespace."""
+    if of_all is None:
+        return memory.problems
+    return {**dict.fromkeys([case.name for case in decided.pools], of_all), **memory.problems}
+
+
 def _is_empty(snapshot: Snapshot) -> bool:
     return not (snapshot.topics or snapshot.subscriptions or snapshot.pools or snapshot.claims)
+
+
+def _is_blank(registry: Registry) -> bool:
+    return not (registry.topics or registry.subscriptions or registry.unreadable)
 
 
 def _changes_objects(decided: Plan, memory: Memory) -> bool:
@@ -339,6 +392,7 @@ def _changes_objects(decided: Plan, memory: Memory) -> bool:
         decided.make_pools
         or decided.drop_pools
         or decided.drop_claims
+        or decided.mark_claims
         or any(growth.claim not in memory.refused_growth for growth in decided.grow)
         or any(
             case.replicas != case.live_replicas
@@ -357,4 +411,6 @@ def _remember(memory: Memory, seen: Observed, decided: Plan) -> None:
         for full, reg in seen.registry.topics.items()
         if reg.phase != "active"
     ]
+    there = {topic["metadata"]["uid"] for topic in seen.cluster.topics}
+    memory.last_words.keep({*there, *(reg.uuid for reg in seen.registry.topics.values())})
     memory.deleting_since = {name: memory.deleting_since.get(name, seen.now) for name in deleting}

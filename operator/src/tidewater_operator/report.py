@@ -5,9 +5,13 @@ nothing. Neither may stop the operator: what is not known is shown as unknown.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+NAMED_MAX: Final = 3
+"""Logs that are left over and named one by one."""
+EVIDENCE_CHARS_MAX: Final = 1_000
 
 
 class GapReport(msgspec.Struct, frozen=True):
@@ -79,6 +83,8 @@ class TopicReport(msgspec.Struct, frozen=True):
     sync: str = ""
     ack_ms: AckReport | None = None
     freshness_ms: float | None = None
+    freshness_known: bool = True
+    """Not before the table has said how far it is: then there may be older messages."""
     committed_at_ms: float = 0.0
     """Wall clock of the last commit that the worker made or saw; 0 before the first."""
     table: TableReport | None = None
@@ -102,6 +108,25 @@ class DiskReport(msgspec.Struct, frozen=True):
     free: int = 0
 
 
+class LeftoverReport(msgspec.Struct, frozen=True):
+    """A log of a topic that is gone, with messages that may be nowhere else."""
+
+    topic: str
+    partition: int = 0
+    segments: int = 0
+    bytes: int = 0
+
+
+class RefusedReport(msgspec.Struct, frozen=True):
+    """A registered spec that the worker does not serve."""
+
+    topic: str = ""
+    """Full name of the topic whose it is; empty if it is a subscription's."""
+    subscription: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class WorkerReport(msgspec.Struct, frozen=True):
     """All that a worker says."""
 
@@ -111,13 +136,25 @@ class WorkerReport(msgspec.Struct, frozen=True):
     disk: DiskReport | None = None
     topics: tuple[TopicReport, ...] = ()
     subscriptions: tuple[SubscriptionReport, ...] = ()
+    refused: tuple[RefusedReport, ...] = ()
+    leftovers: tuple[LeftoverReport, ...] = ()
+
+    @property
+    def evidence(self) -> str:
+        """Name the logs that are left over, in few words; empty: this worker knows of none."""
+        logs = [
+            f"{one.topic} partition {one.partition} ({one.segments} segments, {one.bytes} bytes)"
+            for one in self.leftovers
+        ]
+        more = f" and {len(logs) - NAMED_MAX} more" if len(logs) > NAMED_MAX else ""
+        return (", ".join(logs[:NAMED_MAX]) + more)[:EVIDENCE_CHARS_MAX]
 
 
 def read_report(body: bytes) -> WorkerReport | None:
     """Read a report; None if it makes no sense."""
     try:
         return msgspec.convert(_without_nulls(msgspec.json.decode(body)), WorkerReport)
-    except (msgspec.ValidationError, msgspec.DecodeError):
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -143,6 +180,8 @@ class TopicFacts(msgspec.Struct, frozen=True):
     """The slowest worker's."""
     freshness_ms: float | None = None
     """The worst worker's."""
+    freshness_known: bool = True
+    """To every worker."""
     committed_at_ms: float = 0.0
     """When any worker last saw a commit."""
     table: TableReport | None = None
@@ -185,6 +224,7 @@ def topic_facts(name: str, uuid: str, told: Told) -> TopicFacts:
         sync=next((topic.sync for topic in topics if topic.sync), ""),
         ack_ms=max(acks, key=lambda ack: ack.p99 or 0.0) if acks else None,
         freshness_ms=max(ages) if ages else None,
+        freshness_known=all(topic.freshness_known for topic in topics),
         committed_at_ms=max((topic.committed_at_ms for topic in topics), default=0.0),
         table=max(tables, key=lambda table: table.committed_at_us) if tables else None,
     )

@@ -4,6 +4,7 @@ Unknown fields are refused, so that a typing error is seen at the start and not 
 has no effect. `docs/operator.md` shows the whole file.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -18,6 +19,12 @@ from tidewater_core.units import ByteSize, Duration
 
 SETTINGS_CHARS_MAX = 1_000_000
 """Longest file that is read."""
+CREDENTIAL = re.compile(
+    "(?i)(secret|password|credential|token|access-key|account-key|connection-string|authorization)$"
+)
+"""Names of properties that are credentials. The chart knows them, too, and says so earlier."""
+PASSWORD_IN_URI = re.compile("://[^/@]*:[^/@:]+@")
+VARIABLE = re.compile(r"\$\{[^}]*\}")
 
 
 class AuthMode(StrEnum):
@@ -39,6 +46,8 @@ class EtcdSettings(Model):
     secret: str = ""
     """A Secret of the operator's namespace with any of `username`, `password`, `ca.crt`, `tls.crt`
     and `tls.key`. It is copied to namespaces with pools as `tidewater-etcd`."""
+    take_over_from: str = ""
+    """A person's word that the cluster of this id, whose registry this was, is gone for good."""
 
     @field_validator("endpoints")
     @classmethod
@@ -55,7 +64,30 @@ class CatalogSettings(Model):
     name: str = "tidewater"
     """The catalog's name, the same for every engine."""
     properties: dict[str, str] = Field(default={})
-    """pyiceberg's properties; `${NAME}` stands for a key of the Secret `catalogSecret`."""
+    """pyiceberg's properties; `${NAME}` stands for a key of the Secret `catalogSecret`. They are
+    written to a ConfigMap of every namespace with a pool, so no credential may stand in them."""
+
+    @field_validator("properties")
+    @classmethod
+    def _no_credential_is_written_out(cls, properties: dict[str, str]) -> dict[str, str]:
+        for name, value in properties.items():
+            plain = VARIABLE.sub("", value)
+            if (CREDENTIAL.search(name) and plain == value) or PASSWORD_IN_URI.search(plain):
+                raise ValueError(
+                    f"{name} would stand in ConfigMaps: put it in the Secret that catalogSecret "
+                    "names, and write ${NAME} for its key NAME here"
+                )
+        return properties
+
+
+class PoolSettings(Model):
+    """What Pools may ask for."""
+
+    allowed_images: list[str] = Field(default=[])
+    """Images that a Pool may name: a repository stands for all its tags, what ends with `/` for all
+    repositories below it, `*` for every image. Empty: the repositories of `workerImage` and of
+    `poolDefaults.image`. A worker runs with the catalog's credentials, and is sent the tokens of
+    those who use it."""
 
 
 class AuthSettings(Model):
@@ -67,6 +99,9 @@ class AuthSettings(Model):
     """ClusterRole that the workers' service account gets in its namespace."""
     reviewers_binding: str = "tidewater-workers"
     """ClusterRoleBinding that lets workers ask who somebody is; its subjects are ours."""
+    worker_token_path: str = "/var/run/secrets/tidewater/token"  # noqa: S105
+    """File with the operator's token for workers: for the audience `tidewater`, never one that the
+    API server takes, since whoever controls a worker's pod sees it."""
 
 
 class TlsSettings(Model):
@@ -81,6 +116,17 @@ class TableSettings(Model):
 
     allow_foreign: Flag = False
     """Let a Topic name a table outside the catalog namespace of its own name."""
+
+
+class TenantSettings(Model):
+    """Which namespaces have credentials of their own."""
+
+    separate_catalog: list[str] = Field(default=[])
+    """Namespaces whose `tidewater-catalog` is a copy of `<catalogSecret>.<namespace>`, and never of
+    the shared Secret."""
+    separate_etcd: list[str] = Field(default=[])
+    """Namespaces whose `tidewater-etcd` is a copy of `<etcd.secret>.<namespace>`, and never of the
+    shared Secret."""
 
 
 class NetworkPolicySettings(Model):
@@ -98,7 +144,7 @@ class MaintenanceSettings(Model):
     role: str = "tidewater-pipeline"
     """ClusterRole that the driver's service account gets in its namespace: it makes executors."""
     max_jobs: Annotated[Count, Field(ge=1, le=1_000)] = 4
-    """Most jobs at the same time, over the whole cluster."""
+    """Most jobs at the same time, over the whole cluster; one namespace has half at most."""
     deadline: Duration = Duration("1h")
     """A job that takes longer is stopped."""
     keep: Duration = Duration("10m")
@@ -164,26 +210,38 @@ class OperatorSettings(Model):
     )
     """The spec of pools that topics name and nobody made; its image, resources and placement also
     fill in what a Pool leaves out."""
+    pools: PoolSettings = PoolSettings()
+    """What Pools may ask for."""
     auth: AuthSettings = AuthSettings()
     """Who may use a topic."""
     tls: TlsSettings = TlsSettings()
     """Encryption."""
     tables: TableSettings = TableSettings()
     """Which tables topics may name."""
+    tenants: TenantSettings = TenantSettings()
+    """Which namespaces have credentials of their own."""
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
     """Who reaches the workers."""
     maintenance: MaintenanceSettings = MaintenanceSettings()
     """The Spark jobs."""
     intervals: Intervals = Intervals()
     """How often the operator looks."""
-    cluster_domain: str = "cluster.local"
-    """Of the cluster's names."""
     watch_namespaces: list[str] = Field(default=[])
     """Namespaces to look after; empty: all."""
     log_level: str = "info"
     """debug, info, warning or error."""
     tmp_bytes: ByteSize = ByteSize("1Gi")
     """Size of a worker's /tmp."""
+
+    @model_validator(mode="after")
+    def _separate_from_something(self) -> Self:
+        for field, names, secret in (
+            ("separateCatalog", self.tenants.separate_catalog, self.catalog_secret),
+            ("separateEtcd", self.tenants.separate_etcd, self.etcd.secret),
+        ):
+            if names and not secret:
+                raise ValueError(f"tenants.{field} needs the name of the shared Secret, too")
+        return self
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:

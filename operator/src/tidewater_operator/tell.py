@@ -17,6 +17,7 @@ from tidewater_operator.model.names import Manifest
 from tidewater_operator.observed import Observed, Snapshot, conditions_of
 from tidewater_operator.other_status import pool_status, subscription_status
 from tidewater_operator.plan import Plan
+from tidewater_operator.registry import FOREIGN
 from tidewater_operator.times import format_time
 from tidewater_operator.topic_status import topic_status
 
@@ -44,6 +45,8 @@ def is_urgent(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
     def gist(status: Mapping[str, Any]) -> Any:
         parts = status.get("partitions")  # of a pool: their number
+        maintenance = dict(status.get("maintenance") or {})
+        maintenance.pop("next", None)  # moves with the clock alone
         return (
             status.get("conditions"),
             status.get("observedGeneration"),
@@ -51,7 +54,7 @@ def is_urgent(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
             status.get("readyReplicas"),
             status.get("acceptedLoss"),
             status.get("resetToken"),
-            status.get("maintenance"),
+            maintenance,
             [
                 {key: part.get(key) for key in _PLACE if part.get(key)}
                 for part in (parts if isinstance(parts, list) else ())
@@ -98,13 +101,17 @@ class Teller:
     async def registry_is_away(
         self, snapshot: Snapshot, now: datetime, error: TidewaterError
     ) -> Snapshot:
-        """Say that nobody knows how things are while the registry does not answer."""
+        """Say that nobody knows how things are while the registry does not answer, or is another's.
+
+        The latter only a person can put right, who is told by an event.
+        """
+        reason, message = "RegistryAway", f"etcd does not answer ({error.reason})"
+        if error.reason == FOREIGN:
+            reason, message = error.reason, error.message
         pairs = []
         for manifest in (*snapshot.topics, *snapshot.subscriptions, *snapshot.pools):
-            message = f"etcd does not answer ({error.reason})"
             told = [
-                Told(type_, UNKNOWN, "RegistryAway", message)
-                for type_ in _FROM_REGISTRY[manifest["kind"]]
+                Told(type_, UNKNOWN, reason, message) for type_ in _FROM_REGISTRY[manifest["kind"]]
             ]
             # Nothing was done about a newer spec: the generation that was observed stands.
             known = int((manifest.get("status") or {}).get("observedGeneration", 0))
@@ -114,6 +121,8 @@ class Teller:
             others = [one for one in before if one.get("type") not in types]
             status = {**(manifest.get("status") or {}), "conditions": [*gone, *others]}
             pairs.append((manifest, status))
+            if reason == FOREIGN and reason not in {one.get("reason") for one in before}:
+                await self._events.tell(manifest, reason, message, warning=True)
         return await self._write_all(snapshot, pairs, figures=False)
 
     async def _write_all(

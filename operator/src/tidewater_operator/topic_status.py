@@ -1,16 +1,17 @@
 """The status of a Topic: where each partition is, and what holds. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tidewater_coordination.port import Ownership, TopicPhase
-from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.crd.topic import DeletionPolicy, TopicSpec
 from tidewater_operator.conditions import Told, fails, holds, merge, unknown
-from tidewater_operator.life import TopicCase, accepted_loss, is_held, pool_of, registered_spec
+from tidewater_operator.last_words import wants_table
+from tidewater_operator.life import TopicCase, accepted_word, is_held, pool_of, registered_spec
 from tidewater_operator.model.names import Manifest
 from tidewater_operator.observed import Observed, conditions_of
-from tidewater_operator.report import PartitionReport, TopicFacts, topic_facts
+from tidewater_operator.report import PartitionReport, RefusedReport, TopicFacts, topic_facts
 from tidewater_operator.times import (
     format_bytes_rate,
     format_ms,
@@ -19,8 +20,26 @@ from tidewater_operator.times import (
     from_us,
 )
 
-_SEVERITY: Final = ("VolumeLost", "WorkerAway", "NotAssigned", "Opening", "Moving")
-"""Reasons why a partition is not where it should be, the worst first."""
+UNREADABLE: Final = "RecordUnreadable"
+_SEVERITY: Final = {
+    reason: place
+    for place, reason in enumerate(
+        (UNREADABLE, "VolumeLost", "", "WorkerAway", "NotAssigned", "Opening", "Moving")
+    )
+}
+"""Reasons why a partition is not where it should be, the worst first; "" stands for whatever else
+its worker says."""
+_BEGINNING: Final = frozenset({"NotAssigned", "Opening"})
+"""Reasons of partitions that only have to begin."""
+_PASSING: Final = frozenset(
+    {
+        "", "BacklogFull", "Fenced", "LogLocked", "OwnedElsewhere", "OwnerAway", "OwnerSilent",
+        "OwnerUnreachable", "PartitionMoving", "PartitionOpening", "SessionLost", "ShuttingDown",
+        "StoreAway", "StoreContended", "TableProcessAway", "TableProcessBehind",
+        "TableProcessSlow", "TopicDeleting",
+    }
+)  # fmt: skip
+"""What a worker says of a partition that takes no message and needs nobody's help."""
 _SERVED: Final = frozenset({"", "Moving"})
 """A partition that moves is served until it is drained."""
 STALL_MS: Final = 30_000.0
@@ -46,14 +65,68 @@ def is_served(spot: Spot) -> bool:
 
 
 def spots(seen: Observed, name: str, partitions: int, facts: TopicFacts) -> list[Spot]:
-    """Say of each partition where it is."""
+    """Say of each partition where it is, and why it is not open if its worker told."""
     full = f"{seen.cluster.namespace}/{name}"
     owners = seen.registry.owners.get(full, {})
     wanted = seen.registry.assignments.get(full, {})
     return [
-        _spot(seen, number, owners.get(number), wanted, is_reported=number in facts.partitions)
+        _unreadable(seen, full, number)
+        or _told_why(
+            _spot(seen, number, owners.get(number), wanted, is_reported=number in facts.partitions),
+            wanted.get(number, ""),
+            facts.partitions.get(number),
+            facts.owners.get(number, ""),
+            _refusals(seen, full),
+        )
         for number in range(partitions)
     ]
+
+
+def _unreadable(seen: Observed, full: str, number: int) -> Spot | None:
+    key = f"owners/{full}/{number}"
+    if key not in seen.registry.unreadable:
+        return None
+    message = f"partition {number}: etcd has something unreadable at {key}; nobody can take it"
+    return Spot(number, None, "", UNREADABLE, message)
+
+
+def _refusals(seen: Observed, full: str) -> dict[str, RefusedReport]:
+    """Return which workers do not serve what is registered of a topic, and why."""
+    return {
+        worker: refused
+        for worker, report in seen.reports.items()
+        for refused in report.refused
+        if refused.topic == full
+    }
+
+
+def _told_why(
+    spot: Spot,
+    target: str,
+    report: PartitionReport | None,
+    reporter: str,
+    refusals: Mapping[str, RefusedReport],
+) -> Spot:
+    """Add what the worker that should open a partition says of it: that is why it is not open."""
+    if spot.reason not in ("Opening", "WorkerAway"):
+        return spot
+    worker = spot.owner.worker_id if spot.reason == "WorkerAway" and spot.owner else target
+    refused = refusals.get(worker)
+    if report is not None and not report.open and reporter == worker:
+        reason, message = report.reason or "", report.message or ""
+    elif report is None and refused is not None:
+        reason, message = refused.reason, refused.message
+    else:
+        return spot
+    if reason not in _PASSING:
+        said = f"partition {spot.partition} cannot be opened by {worker}: {message or reason}"
+        return replace(spot, reason=reason, message=said)
+    return replace(spot, message=f"{spot.message}: {message}" if message else spot.message)
+
+
+def _is_shut(part: PartitionReport) -> bool:
+    """Tell whether a partition takes no message and does not come to by itself."""
+    return not part.open and (part.reason or "") not in _PASSING
 
 
 def _spot(
@@ -113,7 +186,7 @@ def topic_status(
     status: Manifest = {
         "observedGeneration": generation,
         "conditions": merge(conditions_of(case.manifest), told, generation, format_time(seen.now)),
-        "acceptedLoss": before.get("acceptedLoss", "") if case.paused else _accepted(case),
+        "acceptedLoss": accepted_word(case.manifest, reg),
     }
     if spec is not None:
         status |= _figures(case, spec, places, facts, before)
@@ -124,16 +197,15 @@ def topic_status(
 
 
 def _is_told(case: TopicCase, registered: TopicSpec | None) -> bool:
-    """Tell whether the registry has the spec as it is, or never gets it."""
-    if case.topic is None or case.refusal is not None or case.paused:
-        return True
+    """Tell whether the registry has the spec as it is, or never gets it.
+
+    That of a paused topic it gets some day: until then nobody has seen it. Of one that is refused
+    it gets in a moment that the table stays.
+    """
+    if case.topic is None or case.refusal is not None:
+        is_safe = registered is None or registered.deletion_policy is DeletionPolicy.RETAIN
+        return is_safe or not wants_table(case.manifest)
     return registered is not None and registered.to_json() == case.topic.spec.to_json()
-
-
-def _accepted(case: TopicCase) -> str:
-    """Return the word that has been acted on by now."""
-    known = str((case.manifest.get("status") or {}).get("acceptedLoss", ""))
-    return accepted_loss(case.manifest)[:1_000] or known
 
 
 def _paused(paused: bool) -> Told:
@@ -163,21 +235,36 @@ def _served(
     committing = _committing(spec, facts, seen)
     stopped = [p for p in facts.partitions.values() if p.state == "stopped"]
     away = [spot for spot in places if not is_served(spot)]
-    lost = [spot for spot in away if spot.reason in ("VolumeLost", "WorkerAway")]
+    lost = [spot for spot in away if spot.reason not in _BEGINNING]
+    moving = {spot.partition for spot in places if spot.reason == "Moving"}
+    shut = [p for n, p in facts.partitions.items() if _is_shut(p) and n not in moving]
+    kept = _refusals(seen, f"{seen.cluster.namespace}/{case.name}")
     silent = [spot for spot in places if spot.partition not in facts.partitions]
     if lost or stopped:
         worst = assigned if lost else committing
         degraded = holds("Degraded", worst.reason, worst.message)
+    elif shut:
+        said = f"partition {shut[0].partition}: {shut[0].message or 'it takes no messages'}"
+        degraded = holds("Degraded", str(shut[0].reason), said)
+    elif kept:
+        worker, refused = min(kept.items())
+        message = f"{worker} does not take the registered spec: {refused.message}"
+        degraded = holds("Degraded", refused.reason, message)
     elif silent and not away:
-        degraded = unknown("Degraded", "NoReport", _silence(silent))
+        degraded = _unheard("Degraded", silent, seen)
     else:
         degraded = fails("Degraded", "AsExpected")
-    ready = _ready(case, places, facts, assigned, committing)
+    ready = _ready(case, places, facts, assigned, committing, seen)
     return [ready, assigned, committing, _fresh(spec, facts), degraded]
 
 
 def _ready(
-    case: TopicCase, places: list[Spot], facts: TopicFacts, assigned: Told, committing: Told
+    case: TopicCase,
+    places: list[Spot],
+    facts: TopicFacts,
+    assigned: Told,
+    committing: Told,
+    seen: Observed,
 ) -> Told:
     """Say whether every partition takes messages; the worst that is known counts."""
     if case.refusal is not None:
@@ -189,24 +276,29 @@ def _ready(
     moving = {spot.partition for spot in places if spot.reason == "Moving"}
     shut = [p for n, p in facts.partitions.items() if not p.open and n not in moving]
     if shut:
-        said = shut[0].message or "it takes no messages"
-        return fails("Ready", shut[0].reason or "Closed", f"partition {shut[0].partition}: {said}")
+        said = shut[0].message or "its worker is still opening it"
+        return fails("Ready", shut[0].reason or "Opening", f"partition {shut[0].partition}: {said}")
     if silent := [spot for spot in places if spot.partition not in facts.partitions]:
-        return unknown("Ready", "NoReport", _silence(silent))
+        return _unheard("Ready", silent, seen)
     return holds("Ready", "Ready", f"{len(places)} partitions take messages")
 
 
-def _silence(silent: list[Spot]) -> str:
-    workers = ", ".join(sorted({spot.worker for spot in silent})[:5])
-    return f"{len(silent)} partitions were not reported on: {workers} gave no answer"
+def _unheard(type_: str, silent: list[Spot], seen: Observed) -> Told:
+    """Say that nobody told of some partitions, and why."""
+    workers = {spot.worker for spot in silent}
+    reason, why = "NoReport", "gave no answer"
+    if large := workers & seen.too_large:
+        workers, reason, why = large, "ReportTooLarge", "said more than the operator listens to"
+    named = ", ".join(sorted(workers)[:5])
+    return unknown(type_, reason, f"{len(silent)} partitions were not reported on: {named} {why}")
 
 
 def _assigned(places: list[Spot]) -> Told:
-    for reason in _SEVERITY:
-        found = [spot for spot in places if spot.reason == reason]
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            return fails("Assigned", reason, found[0].message + more)
+    if bad := [spot for spot in places if spot.reason]:
+        worst = min(bad, key=lambda spot: _SEVERITY.get(spot.reason, _SEVERITY[""]))
+        found = [spot for spot in bad if spot.reason == worst.reason]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return fails("Assigned", worst.reason, worst.message + more)
     workers = len({spot.worker for spot in places})
     return holds("Assigned", "Assigned", f"{len(places)} partitions on {workers} workers")
 
@@ -254,6 +346,9 @@ def _fresh(spec: TopicSpec, facts: TopicFacts) -> Told:
     if age is None or missing > 0:
         # Those that nobody told of may have the oldest messages of all.
         return unknown("FreshnessMet", "NoReport", f"{missing} partitions were not reported on")
+    if not facts.freshness_known:
+        message = "a worker has yet to hear how far the table is"
+        return unknown("FreshnessMet", "Opening", message)
     return holds("FreshnessMet", "Fresh", f"within {spec.freshness}")
 
 
@@ -317,7 +412,7 @@ def _partition(spot: Spot, report: PartitionReport | None, before: Mapping[str, 
     if report is not None and report.state:
         found["state"] = report.state
     reason, message = spot.reason, spot.message
-    if not reason and report is not None and report.state in _BAD_STATES:
+    if not reason and report is not None and (report.state in _BAD_STATES or _is_shut(report)):
         reason, message = report.reason or "", report.message or ""
     if reason:
         found["reason"], found["message"] = reason, message[:1_000]

@@ -29,12 +29,18 @@ def state_of(identifier: tuple[str, ...], metadata: Json, manifests: int = 0) ->
         properties=metadata.get("properties") or {},
         time_unit=_time_unit(metadata, columns),
         snapshots=tuple(
-            SnapshotInfo(each["snapshot-id"], each["timestamp-ms"]) for each in snapshots
+            SnapshotInfo(each["snapshot-id"], each["timestamp-ms"], each.get("sequence-number", 0))
+            for each in snapshots
         ),
         refs={name: each["snapshot-id"] for name, each in (metadata.get("refs") or {}).items()},
         sort_order=_sort_order(metadata, columns),
         time_id=next((number for number, name in columns.items() if name == TW_TIME), 0),
         is_partitioned=any(spec["fields"] for spec in metadata["partition-specs"]),
+        delete_files=_total(snapshots, current, "total-delete-files"),
+        uuid=metadata.get("table-uuid", ""),
+        metadata_files=frozenset(
+            each["metadata-file"] for each in metadata.get("metadata-log") or []
+        ),
         size=_size(snapshots, current, manifests),
     )
 
@@ -44,6 +50,12 @@ def _columns(metadata: Json) -> dict[int, str]:
     schemas = {each["schema-id"]: each for each in metadata["schemas"]}
     fields = schemas[metadata["current-schema-id"]]["fields"]
     return {field["id"]: field["name"] for field in fields}
+
+
+def _total(snapshots: list[Json], current: int | None, name: str) -> int:
+    """Return a number of the current snapshot's summary; 0 if it has none."""
+    found = [each.get("summary") or {} for each in snapshots if each["snapshot-id"] == current]
+    return int(found[0].get(name, 0)) if found else 0
 
 
 def _size(snapshots: list[Json], current: int | None, manifests: int) -> Size:

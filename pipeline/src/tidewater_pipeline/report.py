@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TextIO
 
+from tidewater_core.errors import OutcomeUnknown, Overloaded, Retryable, TidewaterError
 from tidewater_pipeline.state import Size
 
 
@@ -41,6 +42,8 @@ class Report:
     seconds: float = 0.0
     retry: bool = False
     """A failure that may be gone when the job is run again as it is."""
+    is_partial: bool = False
+    """A failure of a part: all else was done, and what comes next can be."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +59,11 @@ class Report:
             "seconds": round(self.seconds, 3),
             **self.details,
         }
+
+
+def passes(error: TidewaterError) -> bool:
+    """Say if an error may be gone when the same is done again."""
+    return isinstance(error, (Retryable, OutcomeUnknown, Overloaded))
 
 
 def summary(reports: list[Report], session_seconds: float, cores: int) -> str:

@@ -7,16 +7,25 @@ it. Whatever Spark raises becomes an error of ours, named by what to do next.
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidewater_core.clock import Clock, SystemClock
-from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable, TidewaterError
+from tidewater_core.compaction import TIME_MAX_US, TIME_MIN_US
+from tidewater_core.errors import (
+    Corrupt,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    Retryable,
+    TidewaterError,
+)
 from tidewater_core.names import COMMIT_ID, TW_TIME, TopicName
 from tidewater_core.settings import CatalogSettings
 from tidewater_pipeline.jars import find_jars
@@ -32,15 +41,60 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MESSAGE_CHARS_MAX: Final = 600
+LOADS_MAX: Final = 3
+"""Attempts to read the files of a snapshot before it expires."""
+SPARK_GONE: Final = "SparkGone"
 _UNKNOWN: Final = "CommitStateUnknownException"
-_CONFLICTS: Final = ("CommitFailedException", "ValidationException")
+_CONFLICT: Final = "CommitFailedException"
+_REFUTED: Final = "ValidationException"
+_EXPIRED: Final = "Cannot find snapshot with ID"
+_REFUTED_BY_OTHERS: Final = (
+    "conflicting",
+    "Cannot commit",
+    "Missing required files to delete",
+    "Manifest is missing",
+    "could not be found in the latest snapshot",
+    "Cannot determine history between",
+    "same number of active files",
+)
+"""What Iceberg says when another commit came between; all else that is not valid stays so."""
+_NO_PLACE: Final = re.compile(
+    r"UnsupportedFileSystemException|No FileSystem for scheme"
+    r"|ClassNotFound\w+: (Class )?\S*FileSystem\b"
+)
+"""Hadoop's ways to say that it cannot read from such a place: its own classes are not ours."""
+_DAMAGED: Final = (
+    "ChecksumException",
+    "is not a Parquet file",
+    "ParquetDecodingException",
+    "can not read class org.apache.iceberg.shaded.org.apache.parquet",
+    "could not decompress",
+)
+_BAD_DATA: Final = (
+    "MALFORMED_RECORD_IN_PARSING",
+    "INVALID_JSON_RECORD_TYPE",
+    "CSV header does not conform",
+    "Number of column in CSV header",
+    "CAST_INVALID_INPUT",
+    "CANNOT_PARSE",
+)
+_TASK: Final = re.compile(r"tidewater_core\.errors\.(?!Retry|Outcome|Overloaded)\w+: (.*)")
+"""An error of ours that a task has raised and no repetition changes, in the text of Spark's."""
 _MISSING: Final = ("TABLE_OR_VIEW_NOT_FOUND", "NoSuchTableException", "SCHEMA_NOT_FOUND")
 _REFUSED: Final = ("NotAuthorizedException", "ForbiddenException", "AccessDenied")
-_TOO_SMALL: Final = ("java.lang.OutOfMemoryError", "Java heap space")
+_TOO_SMALL: Final = ("java.lang.OutOfMemoryError", "Java heap space", "serialized results")
+"""The last is what Spark says when tasks give the driver more than `spark.driver.maxResultSize`."""
 
 
 class ConflictError(Retryable):
     """Another commit was first each time; nothing was changed."""
+
+
+class SnapshotGoneError(Retryable):
+    """The snapshot that was to be read has expired meanwhile: load the table again.
+
+    No ConflictError: whoever was to read it, an audit or an import, has not done its work.
+    """
 
 
 @contextmanager
@@ -58,7 +112,7 @@ def named_errors(what: str) -> "Iterator[None]":
         raise _named(text, short, isinstance(error, AnalysisException)) from error
     except (Py4JError, ConnectionError) as error:
         short = f"{what}: the JVM is gone ({str(error)[:MESSAGE_CHARS_MAX]})"
-        raise Retryable("SparkGone", short) from error
+        raise Retryable(SPARK_GONE, short) from error
 
 
 def _named(text: str, short: str, analysis: bool) -> TidewaterError:
@@ -67,8 +121,15 @@ def _named(text: str, short: str, analysis: bool) -> TidewaterError:
         return NotFound("TableMissing", short)
     if _UNKNOWN in text:
         return OutcomeUnknown("CommitOutcomeUnknown", short)
-    if any(name in text for name in _CONFLICTS):
+    if (task := _TASK.search(text)) is not None:
+        return Invalid("TaskRefused", task[1][:MESSAGE_CHARS_MAX])
+    if _CONFLICT in text:
         return ConflictError("CommitConflict", short)
+    if _REFUTED in text:
+        by_others = any(words in text for words in _REFUTED_BY_OTHERS)
+        return ConflictError("CommitConflict", short) if by_others else Invalid("NotValid", short)
+    if (unreadable := _unreadable(text, short)) is not None:
+        return unreadable
     if any(name in text for name in _REFUSED):
         return Invalid("AccessRefused", short)
     if any(name in text for name in _TOO_SMALL):
@@ -76,6 +137,19 @@ def _named(text: str, short: str, analysis: bool) -> TidewaterError:
     if analysis:
         return Invalid("SparkRefused", short)
     return Retryable("SparkFailed", short)
+
+
+def _unreadable(text: str, short: str) -> TidewaterError | None:
+    """Name an error of reading; None: it is none. Pure."""
+    if _EXPIRED in text:
+        return SnapshotGoneError("SnapshotGone", short)
+    if _NO_PLACE.search(text) is not None:
+        return Invalid("UnsupportedSource", f"{short}: copy the files to where Spark can read them")
+    if any(words in text for words in _DAMAGED):
+        return Corrupt("FileDamaged", short)
+    if any(name in text for name in _BAD_DATA):
+        return Invalid("BadData", short)
+    return None
 
 
 @dataclass
@@ -120,11 +194,6 @@ class Session:
         self.start_seconds = time.monotonic() - began
         return self
 
-    def with_catalog(self, catalog: CatalogSettings) -> "Session":
-        """Return a session on another catalog in the same JVM; its name must be new there."""
-        self._open(catalog)
-        return replace(self, catalog=catalog)
-
     def _open(self, catalog: CatalogSettings) -> None:
         """Tell the running JVM of a catalog: its keys never stand on a command line."""
         conf = catalog_settings_conf(catalog) | dict(self.spark_settings.conf)
@@ -150,6 +219,12 @@ class Session:
         """The session itself."""
         assert self._spark is not None, "the session was not started"
         return self._spark
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks that run at a time."""
+        with named_errors("start Spark"):
+            return int(self.spark.sparkContext.defaultParallelism)
 
     @property
     def jvm(self) -> Any:
@@ -230,7 +305,10 @@ class TopicTable:
         return state_of(self.identifier, json.loads(metadata), manifests)
 
     def files(self, state: TableState) -> list[FileInfo]:
-        """List the data files of the state's snapshot, from its manifests."""
+        """List the data files of the state's snapshot, from its manifests.
+
+        Of a snapshot that has expired Spark says nothing rather than that it is gone.
+        """
         # A table that never had partitions has no such column either.
         group = "CAST(partition AS STRING)" if state.is_partitioned else "''"
         # The bounds as they are stored: to make all columns readable takes longer than to plan.
@@ -242,13 +320,23 @@ class TopicTable:
             f"upper_bounds[{state.time_id}] AS high",
             "content = 0",
         )
+        if not rows and state.size.files:
+            raise SnapshotGoneError("SnapshotGone", f"{self.name} at {state.snapshot_id}")
         return [
             FileInfo(
                 row["file_path"], row["grp"], row["nbytes"], row["n"],
-                stored_long(row["low"]), stored_long(row["high"]),
+                stored_long(row["low"], TIME_MIN_US), stored_long(row["high"], TIME_MAX_US),
             )
             for row in rows
         ]  # fmt: skip
+
+    def load_files(self) -> tuple[TableState, list[FileInfo]]:
+        """Load the table and list its files; again, if the snapshot expires in between."""
+        for _attempt in range(LOADS_MAX):
+            state = self.load()
+            with suppress(SnapshotGoneError):
+                return state, self.files(state)
+        raise ConflictError("SnapshotGone", f"{self.name}: snapshots expire as they are read")
 
     def settle(self, since: TableState) -> TableState:
         """Bring what Spark has committed since to the disk: it does not sync its files.
@@ -280,20 +368,23 @@ class TopicTable:
             f"SELECT * FROM {self.full_name} VERSION AS OF {state.snapshot_id}"  # noqa: S608 - quoted
         )
 
-    def set_properties(self, properties: Mapping[str, str]) -> None:
-        """Set properties; never the frontier, which is its owner's alone."""
-        if not properties:
+    def set_properties(self, properties: Mapping[str, str], removed: Collection[str] = ()) -> None:
+        """Set and remove properties; never the frontier, which is its owner's alone."""
+        if not properties and not removed:
             return
         update = self.java().updateProperties()
         with named_errors(f"set properties of {self.name}"):
             for key, value in properties.items():
                 update.set(key, value)
+            for key in removed:
+                update.remove(key)
             update.commit()
 
-    def delete_files(self, state: TableState, paths: Collection[str], before_us: int) -> None:
+    def delete_files(self, paths: Collection[str], before_us: int) -> None:
         """Take whole data files out of the table in one commit, if all are still in it.
 
-        `before_us` narrows the search: each file has rows with an earlier `tw_time`. The files are
+        They are looked for in the newest snapshot: the one that they were chosen from may have
+        expired. `before_us` narrows the search: each has rows with an earlier `tw_time`. They are
         handed over as Iceberg's own objects: a path alone is looked for and not always found.
         """
         table = self.java()
@@ -303,8 +394,7 @@ class TopicTable:
             earlier = self.session.jvm.org.apache.iceberg.expressions.Expressions.lessThan(
                 TW_TIME, before_us
             )
-            scan = table.newScan().useSnapshot(state.snapshot_id).filter(earlier)
-            tasks = scan.planFiles().iterator()
+            tasks = table.newScan().filter(earlier).planFiles().iterator()
             while tasks.hasNext():
                 file = tasks.next().file()
                 if str(file.location()) in paths:
@@ -326,9 +416,9 @@ class TopicTable:
         )
 
 
-def stored_long(data: bytes | None) -> int:
-    """Read a bound of a long or time column as manifests store it; 0 where there is none."""
-    return int.from_bytes(data, "little", signed=True) if data else 0
+def stored_long(data: bytes | None, unknown: int) -> int:
+    """Read a bound of a long or time column as manifests store it; `unknown` if there is none."""
+    return int.from_bytes(data, "little", signed=True) if data else unknown
 
 
 def _written(table: Any, snapshot: Any) -> list[str]:

@@ -27,7 +27,12 @@ _GLUE_KEYS: Final = {
     "glue.id": "glue.id",
     "glue.region": "client.region",
 }
-_REST_KEYS: Final = ("uri", "warehouse", "credential", "token", "scope", "oauth2-server-uri")
+_REST_KEYS: Final = frozenset(
+    {"uri", "warehouse", "credential", "token", "scope", "audience", "resource"}
+    | {"oauth2-server-uri"}
+)
+_REST_PREFIXES: Final = ("rest.", "header.")
+"""How requests are signed (`rest.sigv4-enabled`), and what is sent along: spelled alike by both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +97,11 @@ def catalog_conf(properties: Mapping[str, str]) -> dict[str, str]:
     if kind == "sql":
         return _sql_conf(properties)
     if kind == "rest":
-        conf = {key: properties[key] for key in _REST_KEYS if key in properties}
+        conf = {
+            key: value
+            for key, value in properties.items()
+            if key in _REST_KEYS or key.startswith(_REST_PREFIXES)
+        }
         return {"type": "rest", **conf, **_s3_conf(properties)}
     if kind == "glue":
         return {
@@ -116,7 +125,10 @@ def _sql_conf(properties: Mapping[str, str]) -> dict[str, str]:
         jdbc = f"jdbc:sqlite:file:{path}?busy_timeout={SQLITE_BUSY_TIMEOUT_MS}"
     elif uri.startswith("postgresql"):
         # Java's driver takes no user and password before the host.
-        url = urlsplit(uri)
+        try:
+            url = urlsplit(uri)
+        except ValueError as error:  # it may hold a password: nothing of it is said
+            raise Invalid("UnsupportedCatalog", f"the catalog's address is none: {error}") from None
         place = url.netloc.rpartition("@")[2]
         jdbc = f"jdbc:postgresql://{place}{url.path}{'?' if url.query else ''}{url.query}"
         if url.username is not None:

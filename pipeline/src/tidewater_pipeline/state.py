@@ -1,14 +1,10 @@
 """What a job knows of a table: plain values, read once from one version of its metadata. Pure."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
 
-from tidewater_core import names
-from tidewater_core.errors import Corrupt
-
-MICROS: Final = 1_000_000
+from tidewater_core.compaction import TIME_MAX_US, TIME_MIN_US
+from tidewater_core.progress import parse_frontiers, parse_gaps, parse_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +18,12 @@ class FileInfo:
     rows: int
     time_low_us: int
     time_high_us: int
-    """Bounds of `tw_time` in microseconds, both inclusive."""
+    """Bounds of `tw_time` in microseconds, both inclusive; the widest where the table has none."""
+
+    @property
+    def is_dated(self) -> bool:
+        """Say if the table knows the times of its rows."""
+        return self.time_low_us > TIME_MIN_US and self.time_high_us < TIME_MAX_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class SnapshotInfo:
 
     snapshot_id: int
     timestamp_ms: int
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,20 @@ class TableState:
     """The field id of `tw_time`, by which manifests store its bounds."""
     is_partitioned: bool = True
     """Whether its files belong to partitions, or once did."""
+    delete_files: int = 0
+    """Files of deleted rows (merge-on-read) in the snapshot: history cannot be read past them."""
+    uuid: str = ""
+    """Identity of the table: names and places can come to be another's."""
+    metadata_files: frozenset[str] = frozenset()
+    """Earlier versions of the metadata that this one names."""
     size: Size = Size()
     """Of the snapshot: what a report compares."""
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the snapshot; 0 if there is none."""
+        found = [each.sequence for each in self.snapshots if each.snapshot_id == self.snapshot_id]
+        return found[0] if found else 0
 
     @property
     def is_local(self) -> bool:
@@ -84,7 +98,8 @@ class TableState:
     @property
     def frontiers(self) -> dict[int, int]:
         """Partition to the first offset that is not in the table."""
-        return parse_frontiers(self.properties)
+        found = parse_frontiers(self.properties)
+        return {partition: each.next for partition, each in found.items()}
 
     @property
     def starts(self) -> dict[int, int]:
@@ -96,55 +111,6 @@ class TableState:
     def gaps(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """Partition to the offsets [start, end) that a person gave up with a volume."""
         return parse_gaps(self.properties)
-
-
-def parse_frontiers(properties: Mapping[str, str]) -> dict[int, int]:
-    """Read each partition's `next`; a value nobody can read stops the job (G7)."""
-    found: dict[int, int] = {}
-    for key, text in properties.items():
-        partition = names.partition_of_frontier(key)
-        if partition is None:
-            continue
-        try:
-            number: Any = json.loads(text)["next"]
-        except (ValueError, KeyError, TypeError):
-            number = None
-        if type(number) is not int or number < 0:
-            raise Corrupt("FrontierDamaged", f"table property {key} is {text[:80]!r}")
-        found[partition] = number
-    return found
-
-
-def parse_starts(properties: Mapping[str, str]) -> dict[int, int]:
-    """Read the first kept offset of the partitions that retention has cut."""
-    found: dict[int, int] = {}
-    for key, text in properties.items():
-        partition = names.partition_of_start(key)
-        if partition is None:
-            continue
-        if not (text.isascii() and text.isdigit()):
-            raise Corrupt("StartDamaged", f"table property {key} is {text[:80]!r}, not an offset")
-        found[partition] = int(text)
-    return found
-
-
-def parse_gaps(properties: Mapping[str, str]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Read the recorded gaps of each partition, in order."""
-    found: dict[int, tuple[tuple[int, int], ...]] = {}
-    for key, text in properties.items():
-        partition = names.partition_of_gap(key)
-        if partition is None:
-            continue
-        try:
-            pairs = [(gap["start"], gap["end"]) for gap in json.loads(text)]
-        except (ValueError, KeyError, TypeError):
-            pairs = [(-1, -1)]
-        if any(type(n) is not int or n < 0 for pair in pairs for n in pair):
-            raise Corrupt(
-                "GapDamaged", f"table property {key} is {text[:80]!r}, not a list of gaps"
-            )
-        found[partition] = tuple(sorted(pairs))
-    return found
 
 
 def quoted(identifier: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ is not to be removed behind its back. The decisions are pure; `Store` does the a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -71,27 +71,33 @@ def cursors_of(
 
     Progress of an earlier subscription or topic of that name, or from before a reset, says
     nothing; a subscription without any has yet to begin and needs what it asks for: everything,
-    unless it names a later place. `latest` needs nothing that is there already.
+    unless it names a later place. `latest` needs nothing that is there already, but what it had not
+    read yet of an earlier topic whose table this may be: its worker goes on there. A snapshot that
+    is to be begun from must still be there then.
     """
     spec = _spec(subscription)
     found: list[Cursor] = []
     for partition in range(partitions):
         data = stored.get(partition)
         progress = None if data is None else _progress(subscription.name, partition, data)
-        if progress is not None and _is_current(progress, subscription, topic_uuid, spec):
+        start = spec.start_from
+        topics = {topic_uuid}
+        if progress is not None and start.position == "latest":
+            topics.add(progress.topic)
+        if progress is not None and _is_current(progress, subscription, topics, spec):
             found.append(Cursor(subscription.name, partition, progress.next, progress.snapshot))
-        elif spec.start_from.position != "latest":
-            found.append(Cursor(subscription.name, partition, spec.start_from.offset or 0))
+        elif start.position != "latest":
+            found.append(Cursor(subscription.name, partition, start.offset or 0, start.snapshot_id))
     return found
 
 
 def _is_current(
     progress: "_Progress",
     subscription: RegisteredSubscription,
-    topic_uuid: str,
+    topics: Collection[str],
     spec: SubscriptionSpec,
 ) -> bool:
-    if (progress.subscription, progress.topic) != (subscription.uuid, topic_uuid):
+    if progress.subscription != subscription.uuid or progress.topic not in topics:
         return False
     return spec.reset_token is None or spec.reset_token == progress.reset_token
 
@@ -142,6 +148,19 @@ class Store:
     """Asks the coordination store; each question is a connection of its own."""
 
     settings: StoreSettings
+
+    def check(self, topic: str) -> None:
+        """Refuse a topic that this store does not know: its readers and jobs are in another."""
+
+        async def ask(store: Coordination) -> bool:
+            return topic in (await store.registry()).topics
+
+        if not self._ask(ask):
+            raise Invalid(
+                "UnknownTopic",
+                f"{topic} is not in the coordination store {self.settings.place}: nobody can say "
+                "who reads it or works on its table; name the right store, or --force",
+            )
 
     def subscribers(self, topic: str) -> Subscribers:
         """Return the topic's spec and every cursor on it."""

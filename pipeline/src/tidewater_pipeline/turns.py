@@ -36,12 +36,16 @@ def turn(
     job: str,
     progress: Progress,
     wait_s: float = WAIT_S,
+    lease: str | None = None,
 ) -> Iterator[None]:
-    """Be the only one at work on a topic's table; raise Overloaded if another one stays at it."""
+    """Be the only one at work on a topic's table; raise Overloaded if another one stays at it.
+
+    With `lease`, the only one that has this instead of the table.
+    """
     if settings is None:
         yield  # nobody to ask: whoever gave no store says by it that there is nobody else
         return
-    holding = _Holding(settings, topic, job, progress, wait_s)
+    holding = _Holding(settings, topic, job, progress, wait_s, lease or lease_name(topic))
     holding.start()
     try:
         yield
@@ -58,9 +62,17 @@ class _Holding:
     """A thread with the session that has the lease: Spark has the main thread for minutes."""
 
     def __init__(
-        self, settings: StoreSettings, topic: str, job: str, progress: Progress, wait_s: float
+        self,
+        settings: StoreSettings,
+        topic: str,
+        job: str,
+        progress: Progress,
+        wait_s: float,
+        lease: str,
     ) -> None:
         self._settings, self._topic, self._progress = settings, topic, progress
+        self._lease = lease
+        self._what = f"the table of {topic}" if lease == lease_name(topic) else lease
         self._wait_s = wait_s
         # The uuid because containers of one host may have its name, and all of them the same pid.
         number = SystemIds().uuid().hex[:8]
@@ -110,24 +122,24 @@ class _Holding:
                     await asyncio.wait_for(self._over.wait(), SESSION_TTL_S / 2)
                 await self._keep(store)
             with suppress(TidewaterError):  # it ends with the session
-                await store.drop_lease(lease_name(self._topic))
+                await store.drop_lease(self._lease)
         finally:
             await store.close()
 
     async def _take(self, store: Coordination) -> None:
         deadline = time.monotonic() + self._wait_s
         told = False
-        while not await store.take_lease(lease_name(self._topic)):
-            holder = await store.lease_holder(lease_name(self._topic)) or "nobody we know"
+        while not await store.take_lease(self._lease):
+            holder = await store.lease_holder(self._lease) or "nobody we know"
             if time.monotonic() >= deadline:
                 raise Overloaded(
                     "TableBusy",
-                    f"{holder} is at work on the table of {self._topic}: try again when it is done",
+                    f"{holder} is at work on {self._what}: try again when it is done",
                     10_000,
                 )
             if not told:
                 told = True
-                self._progress.say(f"{self._topic}: waiting for {holder}, which has the table")
+                self._progress.say(f"{self._topic}: waiting for {holder}, which has {self._what}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), POLL_S)
                 raise Retryable("Stopped", "it was told to end while it waited for its turn")
@@ -135,11 +147,11 @@ class _Holding:
     async def _keep(self, store: Coordination) -> None:
         """Take it again if the session was lost meanwhile: there is a new one by now."""
         with suppress(TidewaterError):
-            if self._over.is_set() or await store.take_lease(lease_name(self._topic)):
+            if self._over.is_set() or await store.take_lease(self._lease):
                 return
-            holder = await store.lease_holder(lease_name(self._topic))
+            holder = await store.lease_holder(self._lease)
             if holder is not None:
                 self._progress.say(
-                    f"{self._topic}: {holder} has taken the table, as the store had lost sight of "
-                    "this job; going on, as commits are checked"
+                    f"{self._topic}: {holder} has taken {self._what}, as the store had lost sight "
+                    "of this job; going on, as commits are checked"
                 )

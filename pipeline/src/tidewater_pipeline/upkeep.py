@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tidewater_core.compaction import FILES_MIN
 from tidewater_core.crd.topic import TopicSpec
+from tidewater_core.names import ORPHANS_AT
 from tidewater_core.units import ByteSize, Duration
-from tidewater_pipeline.jobs.compact import CompactOptions
-from tidewater_pipeline.jobs.expire import ExpireOptions
-from tidewater_pipeline.jobs.manifests import ManifestOptions
-from tidewater_pipeline.jobs.orphans import OrphanOptions
+from tidewater_pipeline.jobs.compact import BUDGET, LATENESS, CompactOptions
+from tidewater_pipeline.jobs.expire import RETAIN_LAST, ExpireOptions
+from tidewater_pipeline.jobs.manifests import MANIFESTS_MIN, ManifestOptions
+from tidewater_pipeline.jobs.orphans import GRACE, SETTLE, OrphanOptions
 from tidewater_pipeline.jobs.retention import RetentionOptions
 from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.subscribers import Subscribers
 
 STEPS: Final = ("retention", "compact", "manifests", "expire", "orphans")
-ORPHANS_AT: Final = "tidewater.maintenance.orphans-at-ms"
-"""Table property, written here alone: when orphans were looked for last."""
+ORPHANS_EVERY: Final = Duration("6h")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +34,15 @@ class UpkeepOptions:
     force: bool | None = None
     target: ByteSize | None = None
     older_than: Duration | None = None
-    retain_last: int = 1
-    lateness: Duration = Duration("10m")
-    files_min: int = 5
+    retain_last: int = RETAIN_LAST
+    lateness: Duration = LATENESS
+    files_min: int = FILES_MIN
     include_open: bool = False
-    manifests_min: int = 10
-    grace: Duration = Duration("3d")
-    settle: Duration = Duration("2m")
-    orphans_every: Duration = Duration("6h")
+    budget: Duration = BUDGET
+    manifests_min: int = MANIFESTS_MIN
+    grace: Duration = GRACE
+    settle: Duration = SETTLE
+    orphans_every: Duration = ORPHANS_EVERY
     """Looking for orphans lists every file of the table: not at each run."""
     pins: frozenset[int] = frozenset()
     skip: frozenset[str] = frozenset()
@@ -79,6 +81,7 @@ def plan_upkeep(options: UpkeepOptions, known: Subscribers) -> UpkeepPlan:
             files_min=options.files_min,
             lateness=options.lateness,
             include_open=options.include_open,
+            budget=options.budget,
         ),
         manifests=ManifestOptions(manifests_min=options.manifests_min),
         expire=ExpireOptions(

@@ -93,6 +93,8 @@ class ApiServer(Api):
 
     def _store(self, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
         before = self.objects.get(path)
+        if before == wanted:
+            return copy.deepcopy(before)  # no write, no version
         meta = {**wanted["metadata"]}
         self._version += 1
         old = before["metadata"] if before else {}

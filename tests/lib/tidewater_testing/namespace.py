@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
-
 from tidewater_coordination import rules
 from tidewater_coordination.port import (
     Ownership,
@@ -21,11 +19,12 @@ from tidewater_coordination.port import (
     WorkerInfo,
 )
 from tidewater_core.crd.topic import DeletionPolicy, TopicSpec
+from tidewater_core.names import ANNOTATION_LEFTOVER as LEFTOVER
 from tidewater_operator.life import (
+    AcceptLoss,
     Action,
     Assign,
     BeginDeletion,
-    GiveUp,
     RegisterSubscription,
     RegisterTopic,
     UnregisterSubscription,
@@ -86,13 +85,16 @@ class World:
     registered_subscriptions: dict[str, RegisteredSubscription] = field(default_factory=dict)
     assignments: dict[str, dict[int, str]] = field(default_factory=dict)
     owners: dict[str, dict[int, Ownership]] = field(default_factory=dict)
-    reports: dict[str, WorkerReport] = field(default_factory=dict)
+    reports: dict[str, WorkerReport] | None = None
+    """What workers say; None: each that is there answers, and has nothing to tell."""
     is_terminating: bool = False
     now: datetime = START
     unused_since: dict[str, datetime] = field(default_factory=dict)
     numbers: int = 0
     volumes: dict[str, str] = field(default_factory=dict)
     """Worker → identity of its volume."""
+    marks: dict[str, str] = field(default_factory=dict)
+    """Worker → what is noted on its volume."""
 
     # ---- what people do
 
@@ -167,9 +169,14 @@ class World:
             ),
             registry=self.registry(),
             now=self.now,
-            reports=self.reports,
+            reports=self._reports(),
             unused_since=self.unused_since,
         )
+
+    def _reports(self) -> dict[str, WorkerReport]:
+        if self.reports is not None:
+            return self.reports
+        return {worker: WorkerReport(worker) for worker in self.live()}
 
     def _pod(self, worker: str, made: str) -> dict[str, Any]:
         ready = "False" if worker in self.away else "True"
@@ -189,6 +196,7 @@ class World:
                 "name": f"data-{worker}",
                 "uid": worker,
                 "labels": labels(self._pool_of(worker)),
+                "annotations": {k: v for k, v in [(LEFTOVER, self.marks.get(worker))] if v},
             },
             "spec": {"resources": {"requests": {"storage": self.claim_sizes.get(worker, "10Gi")}}},
         }
@@ -209,6 +217,9 @@ class World:
         for growth in plan.grow:
             worker = growth.claim.removeprefix("data-")
             yield lambda w=worker, s=growth.size: self.claim_sizes.update({w: s})  # type: ignore[misc]
+        for claim, logs in plan.mark_claims.items():
+            worker = claim.removeprefix("data-")
+            yield lambda w=worker, logs=logs: self.marks.update({w: logs})  # type: ignore[misc]
         for claim in plan.drop_claims:
             yield lambda claim=claim: self._drop_claim(claim.removeprefix("data-"))  # type: ignore[misc]
         for name in plan.drop_pools:
@@ -256,11 +267,16 @@ class World:
             case UnregisterTopic():
                 for part in (self.registered, self.assignments, self.owners):
                     part.pop(name, None)
-            case GiveUp():
-                owned = self.owners[name]
-                live = {info.volume: info for info in self.live().values()}
-                owner = rules.with_life(owned[action.partition], live)
-                owned[action.partition] = rules.give_up(name, owner.partition, owner, action.reason)
+            case AcceptLoss():
+                known = self.registered[name]
+                accepted = rules.accept_loss(known, action.accepted, action.give_up)
+                if known.uuid == action.uuid and accepted is not None:
+                    live = {info.volume: info for info in self.live().values()}
+                    for number in action.give_up:
+                        owner = rules.with_life(self.owners[name][number], live)
+                        lost = rules.give_up(name, number, owner, action.reason)
+                        self.owners[name][number] = lost
+                    self.registered[name] = accepted
             case Assign():
                 self.assignments[name] = dict(action.workers)
             case RegisterSubscription():
@@ -285,7 +301,7 @@ class World:
                     self._hold(name, owner, target, live, reg.phase)
                 elif reg.phase == TopicPhase.ACTIVE and target in live:
                     owned[number] = self._grant(name, number, owner, live[target])
-            drained = all(owner.drained_at is not None for owner in owned.values())
+            drained = not rules.undrained(owned)
             wants_drop = spec.deletion_policy is DeletionPolicy.DELETE and live
             if reg.phase == TopicPhase.DELETING and drained and wants_drop:
                 self.registered[name] = rules.moved_on(reg, TopicPhase.DROPPED)
@@ -311,7 +327,7 @@ class World:
         self, name: str, partition: int, owner: Ownership | None, worker: WorkerInfo
     ) -> Ownership:
         record, _ = rules.grant(name, partition, owner, worker, session=worker.volume)
-        return msgspec.structs.replace(record, drained_at=None)
+        return rules.begun(name, partition, record, record.epoch, None)
 
     def lose_volume(self, worker: str) -> None:
         """Delete a worker's volume; it comes back with an empty one."""

@@ -30,7 +30,6 @@ S = ("subscriptions", "shop", "billing")
         ("POST", "/v1/shop/orders/partitions/3/move", [("admin", *T)]),
         ("POST", "/v1/shop/orders/partitions/3/give-up", [("admin", *T)]),
         ("GET", "/v1/shop/orders/partitions/3/handover", [("admin", *T)]),
-        ("GET", "/v1/shop", [("admin", "topics", "shop", "")]),
         (
             "GET",
             "/v1/shop/orders/subscriptions",
@@ -59,6 +58,25 @@ def test_metadata_is_for_producers_too() -> None:
     either = Rule((Access("consume", *T),), (Access("produce", *T),))
     assert required("GET", "/v1/shop/orders") == either
     assert required("GET", "/v1/shop/orders/socket") == either
+
+
+def test_a_report_needs_a_right_of_its_own() -> None:
+    """The operator's token goes to workers of every namespace: it may not move their partitions."""
+    all_topics = ("topics", "shop", "")
+    assert required("GET", "/v1/shop") == Rule(
+        (Access("report", *all_topics),), (Access("admin", *all_topics),)
+    )
+
+
+def test_metrics_are_for_who_may_have_reports_of_the_workers_own_namespace() -> None:
+    """So a token for metrics can be one namespace's, and open nothing of another's."""
+    everywhere = (Access("get", "", "", "/metrics"),)
+    assert required("GET", "/metrics", "shop") == Rule(
+        everywhere, (Access("report", "topics", "shop", ""),)
+    )
+    assert required("GET", "/metrics") == Rule(everywhere)
+    assert required("GET", "/v1/workers", "shop") == required("GET", "/v1/workers")
+    assert required("POST", "/metrics", "shop") is None
 
 
 def test_open_and_listed() -> None:

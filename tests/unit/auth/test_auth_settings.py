@@ -43,3 +43,11 @@ def test_what_is_refused(tmp_path: Path, auth: dict[str, Any], said: str) -> Non
     text["auth"] |= auth
     with pytest.raises(Invalid, match=said):
         WorkerSettings.from_json(json.dumps(text))
+
+
+def test_whose_metrics_they_are(tmp_path: Path) -> None:
+    place = tmp_path / "namespace"
+    auth = AuthSettings(mode="kubernetes", namespace_path=place)
+    assert auth.namespace() == "", "not in a pod"
+    place.write_text("shop\n")
+    assert auth.namespace() == "shop"

@@ -15,6 +15,7 @@ from tidewater_testing.parts.kubernetes import FixedClock
 from tidewater_worker.auth import guard as module
 from tidewater_worker.auth.access import Access, User, subscription, topic
 from tidewater_worker.auth.guard import Guard
+from tidewater_worker.auth.tokens import TOKEN_BYTES_MAX
 
 PRODUCE = topic("produce", "shop", "orders")
 CONSUME = topic("consume", "shop", "orders")
@@ -339,3 +340,31 @@ async def test_refusals_are_logged_but_not_without_end(
     assert 'user "bob" may not produce topics "orders"' in last
     assert "100 more" in last
     assert "bob-token" not in caplog.text, "a token is never logged"
+
+
+async def test_what_nobody_knows_takes_little_memory(guard: Guard, judge: Judge) -> None:
+    """G6: anybody may send anything, and much of it."""
+    token = b"Bearer " + b"x" * TOKEN_BYTES_MAX
+    with pytest.raises(Unauthenticated):
+        await guard.check(token, PRODUCE)
+    assert len(judge.asked) == 1
+    with pytest.raises(Unauthenticated):
+        guard.quick(token, PRODUCE)
+    assert {len(key) for key in guard._strangers._entries} == {32}
+    for too_long in (token + b"x", b"Bearer " + b" " * 60_000 + b"x"):
+        with pytest.raises(Unauthenticated):
+            guard.quick(too_long, PRODUCE)
+        with pytest.raises(Unauthenticated):
+            await guard.check(too_long, PRODUCE)
+    assert len(judge.asked) == 1
+    assert len(guard._strangers) == 1
+
+
+async def test_one_token_has_one_spelling(guard: Guard, judge: Judge) -> None:
+    """G6: a user who spells a token in many ways pushes nobody out."""
+    await guard.check(ANNS, PRODUCE)
+    for spaces in range(2, 100):
+        with pytest.raises(Unauthenticated):
+            await guard.check(b"Bearer" + b" " * spaces + b"bob-token", ())
+    assert len(guard._users) == 1
+    assert "bob-token" not in judge.asked

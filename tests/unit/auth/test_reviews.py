@@ -1,5 +1,7 @@
 """The questions to the API server, over real HTTPS."""
 
+import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,17 @@ ANN = User("ann", "uid-of-ann", ("system:authenticated",), (("pod", ("p1",)),))
 ORDERS = topic("produce", "shop", "orders")[0]
 
 
+def jwt(**claims: object) -> str:
+    """Return a token that says something of itself."""
+    middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"e30.{middle}.sig"
+
+
+FOR_US = jwt(aud=["tidewater"])
+BY_NAME = jwt(aud="tidewater", iss="an OIDC client of that name, whose tokens the API server takes")
+FORGED = jwt(aud="tidewater", iss="nobody")
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
@@ -28,6 +41,8 @@ def server(tmp_path: Path, authority: Authority) -> Iterator[Reviews]:
     accounts = {
         "ann-token": Account("ann", extra={"pod": ["p1"]}),
         "ours": Account("ann", audiences=("tidewater",)),
+        FOR_US: Account("ann", audiences=("tidewater",)),
+        BY_NAME: Account("ann"),
     }
     roles = [
         Role("ann", ("produce",), ("topics",), "shop", ("orders",)),
@@ -63,6 +78,12 @@ async def test_both_questions(server: Reviews) -> None:
         (("tidewater",), "ours", True),
         (("tidewater",), "ann-token", False),
         (("other", "tidewater"), "ours", True),
+        ((), FOR_US, True),
+        ((), BY_NAME, True),
+        ((), FORGED, False),
+        (("tidewater",), FOR_US, True),
+        (("other",), FOR_US, False),
+        (("tidewater",), BY_NAME, False),
     ],
 )
 async def test_audiences(

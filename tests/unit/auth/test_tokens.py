@@ -14,6 +14,7 @@ from tidewater_worker.auth.tokens import (
     TokenFile,
     authorization_of,
     expiry_s,
+    is_for,
     socket_authorization_of,
     token_of,
 )
@@ -31,7 +32,7 @@ def test_authorization_of(headers: list[tuple[bytes, bytes]], found: bytes | Non
     assert authorization_of(headers) == found
 
 
-@pytest.mark.parametrize("given", [b"Bearer abc.def", b"bearer abc.def", b"BEARER  abc.def "])
+@pytest.mark.parametrize("given", [b"Bearer abc.def", b"bearer abc.def", b"BEARER abc.def"])
 def test_a_token(given: bytes) -> None:
     assert token_of(given) == "abc.def"
 
@@ -40,6 +41,7 @@ def test_a_token(given: bytes) -> None:
     "given",
     [
         *(None, b"", b"abc", b"Basic abc", b"Bearer ", b"Bearer a b", b"Bearer \xc3\xa4"),
+        *(b"Bearer  a", b"Bearer a ", b"Bearer\ta", b"Bearer a\t"),
         *(b"Bearer a\x00", b"Bearer " + b"a" * 20_000),
     ],
 )
@@ -69,6 +71,23 @@ def jwt(**claims: object) -> str:
 )
 def test_expiry(token: str, end: float | None) -> None:
     assert expiry_s(token) == end
+
+
+@pytest.mark.parametrize(
+    ("token", "ours"),
+    [
+        (jwt(aud="tidewater"), True),
+        (jwt(aud=["https://kubernetes.default.svc", "tidewater"]), True),
+        (jwt(aud=["tidewaters"]), False),
+        (jwt(aud="not-tidewater"), False),
+        (jwt(aud=7), False),
+        (jwt(), False),
+        ("opaque", False),
+        ("e30.W10.x", False),
+    ],
+)
+def test_audience(token: str, ours: bool) -> None:
+    assert is_for(token, "tidewater") is ours
 
 
 def b64(token: str) -> str:

@@ -34,6 +34,8 @@ class Worker:
     def __init__(self, values: dict[int, list[str]]) -> None:
         self.values = values
         self.bodies: list[tuple[str, bytes]] = []
+        self.lost = ""
+        """The header of answers to reads that names lost offsets."""
 
     def __call__(self, request: Request) -> bytes:
         path, _, query = request.target.partition("?")
@@ -81,7 +83,8 @@ class Worker:
         lines = (
             {"partition": int(asked["partition"]), "offset": o, "value": values[o]} for o in offsets
         )
-        return answer("".join(json.dumps(line) + "\n" for line in lines).encode())
+        body = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        return answer(body, headers=self.lost)
 
 
 @pytest.fixture
@@ -248,6 +251,50 @@ def test_arguments_that_contradict_each_other(
     assert worker.bodies == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--file", os.curdir], "tidewater: IsADirectoryError: "),
+        (["caf\udce9"], "tidewater: UnicodeEncodeError: "),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_a_line(
+    url: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("produce", NAME, "-q", *arguments, "--url", url) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_told_in_a_line(url: str) -> None:
+    command = [sys.executable, "-m", "tidewater.cli.main", "consume", NAME, "-q", "--url", url]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "tidewater: OSError: [Errno 28] No space left on device\n"
+
+
+def test_a_part_that_is_stored_is_not_nothing(
+    url: str, worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever runs it again as a whole stores the first ones twice."""
+    arguments = ("k:1", "k:2", "no-separator", "--key-separator", ":", "--batch", "1", "-q")
+    assert run("produce", NAME, *arguments, "--url", url) == 4
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "tidewater: PartlyStored: the first 2 messages are stored; then BadLine"
+    )
+    assert len(worker.bodies) == 2
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "1e999", "1e10"])
+def test_a_timeout_is_a_time(url: str, seconds: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("topics", "--url", url, "--timeout", seconds)
+    assert caught.value.code == 2
+
+
 def consumed(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> bytes:
     assert run("consume", NAME, "-q", *arguments) == 0
     return capfdbinary.readouterr().out
@@ -291,6 +338,17 @@ def test_consume_follows(
     )
     late.join()
     assert out == b"late\n"
+
+
+def test_consume_names_what_was_lost_once(
+    url: str, worker: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """G7: the offsets on both sides of a gap do not look like neighbours."""
+    worker.lost = f"{wire.GAPS_HEADER}: 1-2\r\n"
+    assert run("consume", NAME, "-q", "--partition", "0", "--format", "raw", "--url", url) == 0
+    said = capfd.readouterr()
+    assert said.out == "a\nb\nc\n"
+    assert said.err == "tidewater: offsets 1 to 1 of partition 0 were lost with a volume\n"
 
 
 def test_errors_become_exit_codes(

@@ -59,10 +59,11 @@ def test_files_without_a_token_are_refused(tmp_path: Path) -> None:
 def test_requests_carry_the_token_of_the_moment() -> None:
     tokens = iter(["one", "one", "two", "two", "two"])
     origin = parse_url("http://h", token=lambda: next(tokens))
-    requests = Requests(TopicName("a", "b"), ack="log", partition=None, producer_id=None)
-    first = requests.request(origin, b"x", "application/json", None)
+    requests = Requests(TopicName("a", "b"), ack="log", partition=None, idempotent=False)
+    batch = requests.batch(b"x", "application/json", None)
+    first = requests.request(origin, batch)
     assert b"Authorization: Bearer one\r\n" in first
-    second = requests.request(origin, b"x", "application/json", None)
+    second = requests.request(origin, batch)
     assert b"Authorization: Bearer two\r\n" in second
     assert token_source("plain") == "plain"
     assert token_source(None) is None

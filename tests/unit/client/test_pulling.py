@@ -14,6 +14,7 @@ from tidewater import (
     ConsumerOptions,
     Invalid,
     NotFound,
+    OutcomeUnknown,
     TidewaterError,
     Unauthenticated,
 )
@@ -144,6 +145,26 @@ def test_what_does_not_pass_is_raised(
         mine.receive(5)
     mine.close()
     assert len(topic.times) == 1
+
+
+UNREADABLE = {"partition": 0, "offset": 0, "value_b64": "x", "ack_id": "i0", "delivery": 1}
+
+
+def test_a_fault_of_ours_is_told_to_who_waits_for_a_message(serve: Serve) -> None:
+    bad = answer(json.dumps({"messages": [UNREADABLE]}).encode())
+    fault = pytest.raises(OutcomeUnknown, match="a fault of the client")
+    with consumer(serve(Subscription(1, {("pull", 0): bad}))) as mine, fault:
+        mine.receive(5)
+
+
+def test_a_fault_of_ours_is_told_to_who_waits_for_acks(serve: Serve) -> None:
+    bad = answer(b'{"acked":1,"refused":[7]}')
+    with consumer(serve(Subscription(1, {("ack", 0): bad}))) as mine:
+        message = mine.receive(5)
+        assert message is not None
+        message.ack()
+        with pytest.raises(OutcomeUnknown, match="a fault of the client"):
+            mine.flush()
 
 
 def test_a_subscription_that_is_missing_for_a_moment_is_waited_for(serve: Serve) -> None:

@@ -13,6 +13,7 @@ from tidewater.reader import AsyncReader, Reader
 from tidewater.retry import RetryPolicy
 from tidewater.transport import Transport
 from tidewater.transport_async import AsyncTransport
+from tidewater.wire import Gap
 from tidewater_core.errors import NotFound
 
 Serve = Callable[[Handler], Server]
@@ -118,3 +119,45 @@ def test_admin_calls(serve: Serve) -> None:
         assert admin.bounds("a/b") == {0: Bounds(3, 12), 1: Bounds(0, 0), 2: Bounds(2, 5)}
         assert admin.stats("a/b") == {"rows": 1}
         assert admin.flush("a/b") == Flushed(5, {0: 7, 1: 0})
+
+
+GAPS = [Gap(3, 5), Gap(9, 10)]
+SAID = [{"start": gap.start, "end": gap.end} for gap in GAPS]
+
+
+def with_gaps(request: Request) -> bytes:
+    """Answer like a partition that lost a volume twice."""
+    said = "3-5,9-10"
+    if request.headers["accept"] == wire.ARROW:
+        body = wire.arrow_body(pa.record_batch({"tw_offset": [0, 1, 2, 5]}))
+        return answer(body).replace(b"\r\n", f"\r\nTidewater-Gaps: {said}\r\n".encode(), 1)
+    page = {"messages": [], "next_offset": 10, "end_offset": 10, "gaps": SAID}
+    return answer(json.dumps(page).encode())
+
+
+def test_what_was_lost_is_named(serve: Serve) -> None:
+    with Transport(serve(with_gaps).origin) as transport:
+        reader = Reader(transport, "a/b")
+        assert reader.gaps == {}
+        assert reader.page(1, 0).gaps == GAPS
+        assert reader.page(1, 0).gaps == GAPS
+        assert reader.gaps == {1: GAPS}
+        assert len(list(reader.arrow(2, 0))) == 1
+        assert reader.gaps == {1: GAPS, 2: GAPS}
+        reader.response(3, 0, accept=wire.ARROW)
+        assert reader.gaps[3] == GAPS
+
+
+async def test_what_was_lost_is_named_with_asyncio(serve: Serve) -> None:
+    async with AsyncTransport(serve(with_gaps).origin, pipeline_max=1) as transport:
+        reader = AsyncReader(transport, "a/b")
+        assert (await reader.page(1, 0)).gaps == GAPS
+        await reader.response(2, 0, accept=wire.ARROW)
+        assert reader.gaps == {1: GAPS, 2: GAPS}
+
+
+def test_pages_without_gaps(serve: Serve) -> None:
+    with Transport(serve(partition).origin) as transport:
+        reader = Reader(transport, "a/b")
+        assert reader.page(0, 0).gaps == []
+        assert reader.gaps == {}

@@ -161,7 +161,16 @@ def test_urls(url: str, origin: Origin) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8080", "ftp://x", "http://", "http://h:x", "http://h?q"]
+    "url",
+    [
+        "localhost:8080",
+        "ftp://x",
+        "http://",
+        "http://h:x",
+        "http://h?q",
+        "http://[::1",
+        "http://[h]",
+    ],
 )
 def test_bad_urls(url: str) -> None:
     with pytest.raises(Invalid, match="BadUrl"):

@@ -1,12 +1,16 @@
+import dataclasses
 import json
 from datetime import UTC, datetime
+from decimal import Decimal
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewater import wire
+from tidewater.deliveries import Pulls
 from tidewater.http1 import Head, Response
 from tidewater.wire import Ack, Message
 from tidewater_core.errors import (
@@ -72,6 +76,19 @@ def test_what_json_cannot_hold_is_refused_before_it_is_sent() -> None:
         wire.encode_arrow([Message({"a": 1})])
 
 
+@pytest.mark.parametrize("depth", [950, 100_000])
+def test_what_is_nested_too_deeply_is_refused_before_it_is_sent(depth: int) -> None:
+    value: object = None
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises(Invalid, match="BadMessage"):
+        wire.encode_json([Message(value)])
+    with pytest.raises(Invalid, match="BadMessage"):
+        wire.encode_ndjson([Message(value)])
+    while isinstance(value, list):  # freed one by one
+        value = value.pop()
+
+
 def test_times_are_read_as_text_or_microseconds() -> None:
     at = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
     line = b'{"partition":1,"offset":2,"value":{"amount":3},"time":%b}\n'
@@ -99,7 +116,7 @@ def test_errors_become_what_the_caller_must_do(status: int, kind: type[Tidewater
     assert (error.reason, error.message, error.retry_after_ms) == ("Because", "of that", 70)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b'{"error":"plain"}'])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b'{"error":"plain"}', b'{"a":"\xff"}'])
 def test_errors_of_others_keep_their_status_and_text(body: bytes) -> None:
     error = wire.error_of(response(503, body, b"Retry-After: 2\r\n"))
     assert isinstance(error, Retryable)
@@ -109,3 +126,73 @@ def test_errors_of_others_keep_their_status_and_text(body: bytes) -> None:
 def test_an_unreadable_answer_is_not_a_failed_produce() -> None:
     with pytest.raises(OutcomeUnknown, match="BadAnswer"):
         wire.decode_produced(response(200, b"surprise"))
+
+
+@pytest.mark.parametrize("body", [b"surprise", b'{"a":"\xff"}'])
+def test_an_unreadable_object_is_an_error_of_ours(body: bytes) -> None:
+    with pytest.raises(OutcomeUnknown, match="BadAnswer"):
+        wire.decode_object(response(200, body))
+
+
+def test_a_header_without_a_value_is_read() -> None:
+    """G4: tables of before hold some, and one must not stop a consumer."""
+    body = b'{"partition":0,"offset":7,"headers":{"a":null,"b":"1"},"value":"v"}'
+    page = b'{"messages":[%b],"next_offset":8,"end_offset":8}' % body
+    assert wire.decode_page(response(200, page)).messages[0].headers == {"a": None, "b": "1"}
+    assert wire.decode_ndjson(body + b"\n")[0].headers == {"a": None, "b": "1"}
+    pulled = msgspec.json.decode(
+        b'{"messages":[%b,"ack_id":"i"}]}' % body[:-1], type=Pulls
+    ).messages
+    assert pulled[0].headers == {"a": None, "b": "1"}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages":[{"partition":"x"}]}', b'"\xff"'])
+def test_an_unreadable_page_is_an_error_of_ours(body: bytes) -> None:
+    with pytest.raises(OutcomeUnknown, match="BadAnswer"):
+        wire.decode_page(response(200, body))
+    if body:
+        with pytest.raises(OutcomeUnknown, match="BadAnswer"):
+            wire.decode_ndjson(body + b"\n")
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@dataclasses.dataclass
+class Reading:
+    """A value of a program's own class."""
+
+    degrees: float
+    place: str | None = None
+
+
+class Packed(msgspec.Struct, array_like=True):
+    """One that is written as a list."""
+
+    degrees: float
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"d": NAN, "f": 1.5, "n": None}, {"d": "NaN", "f": 1.5, "n": None}),
+        ({"d": INF, "f": -INF}, {"d": "Infinity", "f": "-Infinity"}),
+        ({"l": [1.0, NAN, [INF]], "t": (NAN,)}, {"l": [1.0, "NaN", ["Infinity"]], "t": ["NaN"]}),
+        ({"m": {"a": {"b": -INF}}, "d": Decimal(1)}, {"m": {"a": {"b": "-Infinity"}}, "d": "1"}),
+        (Reading(NAN), {"degrees": "NaN", "place": None}),
+        ({"r": [Reading(1.0), Reading(INF, "null")]},
+         {"r": [{"degrees": 1.0, "place": None}, {"degrees": "Infinity", "place": "null"}]}),
+        ([Packed(NAN)], [["NaN"]]),
+        (NAN, "NaN"),
+        ({"d": 1.5, "n": None, "s": "null"}, {"d": 1.5, "n": None, "s": "null"}),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_floats_that_json_has_not_are_told_by_name(value: object, said: object) -> None:
+    """G7: they were stored as NULL. A message beside is left as it is, and so is the caller's."""
+    before = repr(value)
+    both = [Message({"x": 1}, key="k"), Message(value, headers={"h": "v"})]
+    expected = [{"value": {"x": 1}, "key": "k"}, {"value": said, "headers": {"h": "v"}}]
+    assert json.loads(wire.encode_json(both)) == {"messages": expected}
+    assert [json.loads(line) for line in wire.encode_ndjson(both).splitlines()] == expected
+    assert repr(value) == before

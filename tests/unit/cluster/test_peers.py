@@ -2,6 +2,10 @@
 
 import asyncio
 
+import pytest
+
+from tidewater_core.errors import Invalid, OutcomeUnknown
+from tidewater_worker.cluster import http
 from tidewater_worker.cluster.http import Peers
 
 OLD, NEW = b"old" * 1_000, b"new"
@@ -28,8 +32,41 @@ async def test_an_answer_that_was_not_read_to_its_end() -> None:
         for _ in range(3):
             chunks = (await peers.request(url, "GET", "/old")).chunks()
             assert OLD.startswith(await anext(chunks))
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
             assert await (await peers.request(url, "GET", "/new")).read() == NEW
     finally:
         await peers.close()
         server.close()
+
+
+async def test_an_answer_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an owner that died behind its head holds up all that come after."""
+    over = asyncio.Event()
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+        await over.wait()
+        writer.close()
+
+    monkeypatch.setattr(http, "BODY_S", 0.05)
+    server = await asyncio.start_server(half, "127.0.0.1", 0)
+    try:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        reply = await Peers().request(url, "GET", "/")
+        with pytest.raises(OutcomeUnknown, match="without an end"):
+            await reply.read()
+    finally:
+        over.set()
+        server.close()
+
+
+@pytest.mark.parametrize("bad", [b"\r", b"\n", b"\0", b"x\r\n\r\nGET / HTTP/1.1\r\n"])
+async def test_a_request_stays_one(bad: bytes) -> None:
+    """Nobody is asked: what was smuggled in would be answered to whoever asks next."""
+    nowhere = "http://127.0.0.1:1"
+    for header in ((b"name", b"v" + bad), (b"n" + bad, b"value")):
+        with pytest.raises(Invalid, match="InvalidHeader"):
+            await Peers().request(nowhere, "GET", "/", [header])
+    with pytest.raises(Invalid, match="InvalidTarget"):
+        await Peers().request(nowhere, "GET", "/" + bad.decode())

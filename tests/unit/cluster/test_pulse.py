@@ -58,9 +58,23 @@ def test_freshness_is_the_oldest_message_and_the_last_seconds_worst() -> None:
 def test_what_was_found_at_the_start_is_as_old_as_its_last_message() -> None:
     pulse = Pulse()
     pulse.begin(log_of(10, size=1), 100.0, 30.0)
-    assert pulse.oldest_s(100.0) == 30.0
+    assert (pulse.is_known, pulse.oldest_s(100.0)) == (False, 0.0)
+    pulse.durable(log_of(12, size=2), 12, 100.5)
+    assert pulse.oldest_s(101.0) == 0.5, "of what came since it is known"
+    pulse.committed(9, 101.0)
+    assert (pulse.is_known, pulse.oldest_s(101.0)) == (True, 31.0)
+    pulse.committed(10, 102.0)
+    assert pulse.oldest_s(102.0) == 1.5
+    assert pulse.freshness_s(102.0) == 32.0
+
+
+def test_what_was_in_the_table_before_the_start_took_no_time() -> None:
+    """A worker that comes back after an hour is not an hour behind."""
+    pulse = Pulse()
+    pulse.begin(log_of(10, size=1), 100.0, 3600.0)
     pulse.committed(10, 101.0)
-    assert pulse.oldest_s(101.0) == 0.0
+    assert pulse.is_known
+    assert pulse.oldest_s(101.0) == pulse.freshness_s(101.0) == 0.0
 
 
 def test_marks_are_bounded() -> None:

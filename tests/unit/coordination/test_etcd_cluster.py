@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tidewater_coordination.etcd.client import EtcdClient
 from tidewater_coordination.etcd.store import EtcdCoordination
 from tidewater_coordination.port import CursorKey, WorkerInfo
 from tidewater_core.errors import Retryable
@@ -65,3 +66,23 @@ async def test_one_of_three_is_killed(tmp_path: Path) -> None:
             await asyncio.sleep(0.1)
         await store.close()
         await other.close()
+
+
+async def test_a_watch_on_a_server_without_a_leader_ends(tmp_path: Path) -> None:
+    """It would be silent for ever else, while calls to the others go on."""
+    with Etcd(tmp_path, size=3) as etcd:
+        client, begun = EtcdClient([etcd.endpoints[2]]), asyncio.Event()
+        client.open()
+        await client.range(b"a")
+
+        async def watch() -> None:
+            async for _ in client.watch(b"a", b"b", 0):
+                begun.set()
+
+        watching = asyncio.create_task(watch())
+        await asyncio.wait_for(begun.wait(), 30)
+        etcd.servers[0].kill()
+        etcd.servers[1].kill()
+        with pytest.raises(Retryable, match="no leader"):
+            await asyncio.wait_for(watching, 30)
+        await client.close()

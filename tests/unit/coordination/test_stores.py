@@ -180,14 +180,71 @@ async def test_a_volume_is_given_up_by_a_persons_word_only(make: Make, topic: st
     assert grant.previous.given_up == "burnt"
     gap = Gap(10, 1000, "volume-a", "burnt")
     with pytest.raises(Fenced):
-        await b.note_gap(topic, 0, epoch, gap)
-    await b.note_gap(topic, 0, grant.epoch, gap)
+        await b.begin(topic, 0, epoch, gap)
+    await b.begin(topic, 0, grant.epoch, gap)
     await b.release(topic, 0, grant.epoch, drained_at=1000)
     c = await join(make, "c")
     await c.acquire(topic, 0)
     assert (await c.registry()).owners[topic][0].gap == gap, "G7: a gap stays recorded"
     with pytest.raises(Conflict, match="NothingToGiveUp"):
         await c.give_up(topic, 7, "")
+
+
+async def test_who_has_not_begun_leaves_it_as_it_was(make: Make, topic: str) -> None:
+    """G1, G7: what was given up is still given up after an attempt that failed, or died."""
+    a, b, c = await join(make, "a"), await join(make, "b"), await join(make, "c")
+    await a.acquire(topic, 0)
+    await a.close()
+    await b.give_up(topic, 0, "burnt")
+    tried = await b.acquire(topic, 0)
+    there = (await b.registry()).owners[topic][0]
+    assert (there.worker_id, there.is_live) == ("b", True)
+    with pytest.raises(Fenced, match="OwnedElsewhere"):
+        await c.acquire(topic, 0)
+    await b.release(topic, 0, tried.epoch, drained_at=5)
+    left = (await b.registry()).owners[topic][0]
+    assert (left.worker_id, left.given_up, left.drained_at) == ("a", "burnt", None)
+    again = await b.acquire(topic, 0)
+    assert (again.epoch, again.previous) == (tried.epoch + 1, left)
+    third = await b.acquire(topic, 0)
+    assert third.previous is not None
+    assert third.previous.given_up == "burnt", "an attempt on top of one that is under way"
+    await b.close()
+    registry = await c.registry()
+    while registry.owners[topic][0].worker_id == "b":  # c hears of it a moment later
+        await c.changed(registry.version, 1)
+        registry = await c.registry()
+    assert registry.owners[topic][0].given_up == "burnt", "it died before it began"
+    taken = await c.acquire(topic, 0)
+    assert taken.previous is not None
+    assert (taken.epoch, taken.previous.given_up) == (third.epoch + 1, "burnt")
+    gap = Gap(10, 1000, "volume-a", "burnt")
+    await c.begin(topic, 0, taken.epoch, gap)
+    await c.begin(topic, 0, taken.epoch, gap)
+    await c.release(topic, 0, taken.epoch)
+    left = (await c.registry()).owners[topic][0]
+    assert (left.worker_id, left.given_up, left.gap) == ("c", None, gap), "it has begun"
+
+
+async def test_what_was_drained_is_drained_until_the_next_one_begins(
+    make: Make, topic: str
+) -> None:
+    a, b = await join(make, "a"), await join(make, "b")
+    first = await a.acquire(topic, 0)
+    await a.release(topic, 0, first.epoch, drained_at=41)
+    tried = await b.acquire(topic, 0)
+    await b.release(topic, 0, tried.epoch)
+    left = (await b.registry()).owners[topic][0]
+    assert (left.worker_id, left.drained_at) == ("a", 41)
+    with pytest.raises(Fenced):
+        await a.begin(topic, 0, first.epoch)
+    back = await a.acquire(topic, 0)  # its own log: there is nothing to come after
+    assert (back.epoch, back.previous) == (tried.epoch + 1, left)
+    with pytest.raises(Fenced):
+        await b.acquire(topic, 0)
+    await a.close()
+    with pytest.raises(Fenced, match="VolumeElsewhere"):
+        await b.acquire(topic, 0)
 
 
 async def test_a_session_that_is_not_renewed_runs_out(make: Make, topic: str) -> None:
@@ -290,6 +347,32 @@ async def test_cursors(make: Make, topic: str) -> None:
     await a.store_cursors({one: b"newer"})
     await other.store_cursors({one: b"newest"})
     assert (await a.load_cursors("shop/s", topic))[0] == b"newest"
+
+
+async def test_cursors_outlive_a_topic_whose_table_is_kept(make: Make, topic: str) -> None:
+    """G4: a Topic that was deleted by mistake and applied again goes on where it was."""
+    a = await join(make, "a")
+    mine, nobodys = f"{topic}-mine", f"{topic}-nobodys"
+    await a.register_topic(topic, "{}", "u1")
+    await a.register_subscription(mine, "{}", "u2")
+    other = f"{topic}x"
+    items = {CursorKey(mine, topic, n): b"%d" % n for n in range(100)}
+    items |= {CursorKey(nobodys, topic, 0): b"stray", CursorKey(nobodys, other, 0): b"theirs"}
+    await a.store_cursors(items)
+    epoch = (await a.acquire(topic, 0)).epoch
+    await a.unregister_topic(topic, keep_cursors=True)
+    assert topic not in (await a.registry()).owners
+    assert await a.load_cursors(mine, topic) == {n: b"%d" % n for n in range(100)}
+    assert await a.load_cursors(nobodys, topic) == {}, "nobody would ever delete it"
+    assert await a.load_cursors(nobodys, other) == {0: b"theirs"}
+    with pytest.raises(Fenced):
+        await a.store_cursors({CursorKey(mine, topic, 0): b"late"}, {(topic, 0): epoch})
+    await a.unregister_topic(topic)
+    assert await a.load_cursors(mine, topic) == {}, "they went with the table"
+    await a.store_cursors({CursorKey(mine, topic, 0): b"0", CursorKey(mine, other, 0): b"1"})
+    await a.unregister_subscription(mine)
+    assert await a.load_cursors(mine, topic) == await a.load_cursors(mine, other) == {}
+    await a.unregister_subscription(nobodys)
 
 
 async def test_many_want_one_partition(make: Make, topic: str) -> None:

@@ -5,7 +5,12 @@ import pytest
 from tidewater_core.crd.manifest import load_all, load_manifests
 from tidewater_core.crd.pool import Pool, PoolSpec
 from tidewater_core.errors import Invalid
-from tidewater_core.names import POOL_NAME_CHARS_MAX, dedicated_pool, is_dns_label
+from tidewater_core.names import (
+    POOL_NAME_CHARS_MAX,
+    POOL_WORKERS_ENDING,
+    dedicated_pool,
+    is_dns_label,
+)
 
 POOL = """
 apiVersion: tidewater.dev/v1alpha1
@@ -55,3 +60,12 @@ def test_a_dedicated_pool_has_a_name_that_fits(name: str) -> None:
 
 def test_long_names_that_begin_alike_have_pools_of_their_own() -> None:
     assert dedicated_pool("z" * 60 + "a") != dedicated_pool("z" * 60 + "b")
+
+
+@pytest.mark.parametrize("name", ["workers", "jobs-workers", "x" * 20 + "-workers", "workers-2"])
+def test_no_dedicated_pool_has_the_name_of_anothers_service(name: str) -> None:
+    pool = dedicated_pool(name)
+    assert not pool.endswith(POOL_WORKERS_ENDING)
+    assert is_dns_label(pool)
+    assert len(pool) <= POOL_NAME_CHARS_MAX
+    assert pool.startswith(f"topic-{name[:20]}"), "a person knows whose it is"

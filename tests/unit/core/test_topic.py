@@ -97,6 +97,17 @@ def test_values_are_frozen() -> None:
         ({"table": {"name": "orders"}}, "'orders' must be NAMESPACE.TABLE"),
         ({"table": {"name": "a b.c"}}, "must be NAMESPACE.TABLE"),
         ({"table": {"properties": {"tidewater.x": "1"}}}, "names that begin with tidewater. are"),
+        *(
+            ({"table": {"properties": {key: "s3://wh/bank"}}}, "files stay below the table's")
+            for key in (
+                "write.data.path",
+                "write.metadata.path",
+                "write.object-storage.path",
+                "write.folder-storage.path",
+                "write.py-location-provider.impl",
+                "write.location-provider.impl",
+            )
+        ),
         ({"table": {"partitionBy": ["hour(nope)"]}}, "no column 'nope'; there are tw_partition"),
         ({"table": {"partitionBy": ["hour(tw_key)"]}}, "cannot be applied to a column of type bin"),
         ({"table": {"partitionBy": ["week(tw_time)"]}}, "is not a partition field; write a column"),

@@ -8,11 +8,12 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from tidewater_worker.dispatch.cursor import Cursor
+from tidewater_worker.dispatch.cursor import Begun, Cursor
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.part import Part
 from tidewater_worker.dispatch.policy import Leased, Policy
 from tidewater_worker.dispatch.window import Piece
+from tidewater_worker.ports import PartitionState
 
 
 class Slow:
@@ -45,10 +46,19 @@ class Slow:
 async def test_whoever_comes_as_a_fetch_ends_gets_the_rest(live_from: int) -> None:
     """The second looks after the fetch is over, and before anybody was told of that."""
     window = Slow(5, live_from)
-    partition = cast("Any", SimpleNamespace(number=0, epoch=1))
+    partition = cast(
+        "Any",
+        SimpleNamespace(
+            number=0,
+            epoch=1,
+            drained=None,
+            readable=lambda: SimpleNamespace(end=5),
+            table=PartitionState(),
+        ),
+    )
     topic = cast("Any", SimpleNamespace(spec=None))
     delivery = Delivery(Policy(), Cursor(0), 0, lambda key: None)
-    part = Part(topic, partition, "uuid", delivery, cast("Any", window), None)
+    part = Part(topic, partition, "uuid", delivery, cast("Any", window), Begun())
 
     async def take(consumer: str) -> list[int]:
         found = await part.take(consumer, lambda: 10, 1_000_000, lambda: 0.0)

@@ -86,6 +86,6 @@ async def test_a_partition_that_moves_away_is_something_to_try_again() -> None:
         raise MOVED
 
     fake: Any = SimpleNamespace(_store=SimpleNamespace(save=save), _key=id)
-    part: Any = SimpleNamespace(encode=None)
+    part: Any = SimpleNamespace(encode=None, is_durable=True)
     with pytest.raises(Retryable, match="PartitionMoving"):
         await Subscription._save(fake, [part])

@@ -19,6 +19,7 @@ class Port:
         self.writes: list[int] = []
         self.fenced: set[tuple[str, int]] = set()
         self.away = False
+        self.bytes_max = 1 << 30
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -41,6 +42,8 @@ class Port:
         self.writes.append(len(items))
         if self.away:
             raise Retryable("StoreAway", "away")
+        if sum(map(len, items.values())) > self.bytes_max:
+            raise Retryable("StoreRefused", "request is too large")
         if self.fenced & set(epochs or ()):
             raise Fenced("Fenced", "another epoch")
         self.stored.update(items)
@@ -127,3 +130,55 @@ async def test_what_is_only_worth_keeping_waits(monkeypatch: pytest.MonkeyPatch)
     store.note(*item(1))
     await store.close()
     assert len(port.stored) == 2
+
+
+async def test_a_write_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "GROUP_BYTES_MAX", 10)
+    port = Port()
+    port.bytes_max = 12
+    store = ProgressStore(port)
+    await store.save(dict(item(i, "x" * size) for i, size in enumerate((4, 4, 4, 12, 1))))
+    assert port.writes == [2, 1, 1, 1]
+
+
+async def test_what_is_too_large_for_the_store_fails_alone() -> None:
+    port = Port()
+    port.bytes_max = 5
+    store = ProgressStore(port)
+    small, large = await asyncio.gather(
+        store.save(dict([item(0)])), store.save(dict([item(1, "x" * 6)])), return_exceptions=True
+    )
+    assert small is None
+    assert isinstance(large, Retryable)
+    assert list(port.stored) == [CursorKey("ns/s", "ns/t", 0)]
+
+
+async def test_a_fault_of_ours_is_told_to_those_who_wait() -> None:
+    def broken() -> tuple[bytes, int]:
+        raise ZeroDivisionError("a fault")
+
+    port = Port()
+    store = ProgressStore(port)
+    with pytest.raises(Retryable, match="ZeroDivisionError"):
+        await asyncio.wait_for(store.save({CursorKey("ns/s", "ns/t", 0): broken}), 5)
+    await store.save(dict([item(1)]))
+    assert len(port.stored) == 1
+
+
+async def test_an_ack_of_before_is_not_stored_by_what_came_after() -> None:
+    """The partition left and came back while a write was under way: its progress is another one."""
+    port = Port()
+    store = ProgressStore(port)
+    key = CursorKey("ns/s", "ns/t", 0)
+    port.gate.clear()
+    busy = asyncio.create_task(store.save(dict([item(7)])))
+    await asyncio.sleep(0)
+    before = asyncio.create_task(store.save({key: lambda: None}))
+    await asyncio.sleep(0)
+    after = asyncio.create_task(store.save({key: lambda: (b"without that ack", 2)}))
+    await asyncio.sleep(0)
+    port.gate.set()
+    await asyncio.gather(busy, after)
+    with pytest.raises(Fenced, match="another owner"):
+        await before
+    assert port.stored[key] == b"without that ack"

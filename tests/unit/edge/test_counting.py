@@ -10,7 +10,7 @@ from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.produce import held_bytes
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log.group import Submission, encode_group
-from tidewater_worker.log.ipc import SmallFrames
+from tidewater_worker.log.ipc import QuickFrames
 from tidewater_worker.schema import log_schema
 
 ROWS = 10_000
@@ -21,7 +21,7 @@ OWN_COLUMNS_BYTES_MAX = 16 * ROWS
 def frame_bytes(spec: TopicSpec, batch: pa.RecordBatch) -> int:
     schema = log_schema(spec)
     submission = Submission(batch, 0, lambda _: None)
-    (frame,) = encode_group([submission], 0, 1, schema, SmallFrames(schema), 0)
+    (frame,) = encode_group([submission], 0, 1, schema, QuickFrames(schema), 0)
     return frame.nbytes
 
 

@@ -159,3 +159,19 @@ async def test_a_waiting_reader_wakes_with_the_message(tmp_path: Path, pool: Syn
     await send(log, b"a")
     assert await waiting
     await log.close()
+
+
+async def test_waiters_that_went_are_forgotten(tmp_path: Path, pool: SyncPool) -> None:
+    log = open_log(tmp_path / "p", pool)
+    for _ in range(100):
+        waiting = asyncio.create_task(log.wait_past(0, 30))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert not log._readers, "G6 Bounded: they were kept until the next message"
+    waiting = asyncio.create_task(log.wait_past(0, 30))
+    await asyncio.sleep(0)
+    await send(log, b"a")
+    assert await waiting
+    assert not await log.wait_past(1, 0.01)
+    await log.close()

@@ -4,18 +4,18 @@ import pyarrow as pa
 
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_worker.log.group import EncodedFrame, Rows, Submission, encode_group
-from tidewater_worker.log.ipc import SmallFrames
+from tidewater_worker.log.ipc import QuickFrames
 from tidewater_worker.log.tail import COMPACT_AFTER, Tail
 from tidewater_worker.schema import log_schema
 
 SCHEMA = log_schema(TopicSpec())
-SMALL = SmallFrames(SCHEMA)
+QUICK = QuickFrames(SCHEMA)
 
 
 def frames(offset: int, *values: bytes, time_us: int = 1) -> list[EncodedFrame]:
     rows = Rows([None] * len(values), [None] * len(values), list(values))
     group = [Submission(rows, 1, lambda _: None)]
-    return encode_group(group, offset, time_us, SCHEMA, SMALL, offset)
+    return encode_group(group, offset, time_us, SCHEMA, QUICK, offset)
 
 
 def values(batches: list[pa.RecordBatch]) -> list[bytes]:

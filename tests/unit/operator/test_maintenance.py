@@ -129,6 +129,7 @@ WORDS = {
             "topic": "shop/orders",
             "before": {"files": 412},
             "after": {"files": 9},
+            "removed": {"rewritten_files": 410, "orphans": 3, "expired_snapshots": 47},
             "steps": [{"job": "compact", "outcome": "done"}],
         }
     ],
@@ -162,12 +163,38 @@ def test_a_good_end() -> None:
     assert end.ok
     assert end.run["filesBefore"] == 412
     assert end.run["filesAfter"] == 9
+    assert (end.run["filesRemoved"], end.run["snapshotsExpired"]) == (413, 47)
     assert end.run["steps"] == "compact: done"
     status = after_end({"failures": 3, "notBefore": LATER, "running": "x"}, end, NOW)
     assert status["failures"] == 0
     assert status["notBefore"] is None
     assert status["lastSuccess"] == "2026-03-05T12:20:30Z"
     assert maintained(table(9, last=end.run), status, SET).status == "True"
+
+
+def words_of(*steps: dict[str, str]) -> str:
+    return json.dumps({"ok": True, "topics": [{"topic": "shop/orders", "steps": list(steps)}]})
+
+
+def test_what_health_asked_for_and_changed_nothing_is_not_repeated_at_once() -> None:
+    words = words_of({"job": "compact", "outcome": "nothing-to-do"})
+    end = ended(made("Complete"), [pod(words)], "shop/orders")
+    assert end is not None
+    status = after_end({}, end, NOW)
+    unwell = table(500, debt=500, **status)
+    assert due(unwell, SET, NOW + timedelta(minutes=50)) is None
+    assert due(unwell, SET, NOW + timedelta(minutes=70)) is Trigger.HEALTH
+
+
+def test_retention_that_a_subscription_holds_up_is_told() -> None:
+    refused = {"job": "retention", "outcome": "refused", "message": "billing needs offset 7"}
+    words = words_of(refused, {"job": "compact", "outcome": "done"})
+    end = ended(made("Complete"), [pod(words)], "shop/orders")
+    assert end is not None
+    assert end.ok
+    told = maintained(table(9, last=end.run), after_end({}, end, NOW), SET)
+    assert (told.status, told.reason) == ("False", "RetentionRefused")
+    assert told.message == "billing needs offset 7"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +233,7 @@ def test_small_tables_need_no_executors_and_no_rights() -> None:
     pod_spec = small["spec"]["template"]["spec"]
     assert not pod_spec["automountServiceAccountToken"]
     assert "--executors" not in pod_spec["containers"][0]["args"]
+    assert pod_spec["containers"][0]["args"][-2:] == ["--budget", "30m"], "half of the deadline"
     large = job(topic, TopicSpec(), "default", Trigger.HEALTH, SETTINGS, work_bytes=2 << 30)
     pod_spec = large["spec"]["template"]["spec"]
     assert pod_spec["automountServiceAccountToken"]

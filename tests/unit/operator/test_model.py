@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 
 from tidewater_core.crd.pool import Pool
+from tidewater_core.names import dedicated_pool
+from tidewater_core.security import AUDIENCE
 from tidewater_core.settings import WorkerSettings
 from tidewater_operator.cluster.write import is_settled
 from tidewater_operator.model.compare import RestartReason, covers, restart_reasons, stamped
+from tidewater_operator.model.images import image_problem
 from tidewater_operator.model.names import claim_name, ordinal_of, worker_of_claim
 from tidewater_operator.model.settings_file import worker_settings
 from tidewater_operator.model.workers import around, of_namespace, stateful_set
 from tidewater_operator.settings import OperatorSettings
-from tidewater_testing.namespace import SETTINGS
+from tidewater_testing.namespace import SETTINGS, manifest
 
 
 def pool(**spec: Any) -> Pool:
@@ -75,6 +78,54 @@ def test_pods_are_restricted(settings: OperatorSettings) -> None:
     assert spec["automountServiceAccountToken"] == (settings is SECURE)
 
 
+def test_workers_show_each_other_a_token_for_workers_alone() -> None:
+    made = stateful_set(pool(), SECURE, replicas=1, config_hash="h")
+    spec = made["spec"]["template"]["spec"]
+    (volume,) = [v for v in spec["volumes"] if v["name"] == "peer-token"]
+    (source,) = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == AUDIENCE
+    mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
+    auth = read(worker_settings(pool(), SECURE)).auth
+    assert str(auth.peer_token_path) == f"{mounts['peer-token']}/token"
+    assert auth.token_path != auth.peer_token_path
+    assert auth.audiences == (), "ordinary tokens are good for workers, too"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "image", "taken"),
+    [
+        ([], None, True),
+        ([], "tidewater-worker:1", True),
+        ([], "tidewater-worker:2", True),
+        ([], "tidewater-worker@sha256:00", True),
+        ([], "tidewater-worker-evil:1", False),
+        ([], "evil.example.com/tidewater-worker:1", False),
+        ([], "evil/tidewater-worker", False),
+        (["mine"], "mine:1", True),
+        (["mine"], "tidewater-worker:2", False),
+        (["mine"], "tidewater-worker:1", True),
+        (["host:5000/team/"], "host:5000/team/any:1@sha256:00", True),
+        (["host:5000/team"], "host:5000/team/any:1", False),
+        (["host:5000/team"], "host:5000/team:1", True),
+        (["host:5000/team/worker:1"], "host:5000/team/worker:2", False),
+        (["*"], "any:1", True),
+    ],
+)
+def test_which_images_a_pool_may_name(allowed: list[str], image: str | None, taken: bool) -> None:
+    settings = with_settings(pools={"allowedImages": allowed})
+    spec = pool(**({"image": image} if image else {})).spec
+    problem = image_problem(spec, settings)
+    assert (problem == "") is taken
+    assert taken or (image or "") in problem
+
+
+def test_a_pool_may_run_what_it_was_made_with() -> None:
+    settings = with_settings(poolDefaults={"image": "host:5000/mine:2"})
+    assert image_problem(pool(image="host:5000/mine:1").spec, settings) == ""
+    assert image_problem(pool(image="tidewater-worker:9").spec, settings) == ""
+    assert image_problem(pool(image="host:5000/other:1").spec, settings)
+
+
 def test_every_mount_has_a_volume() -> None:
     made = stateful_set(pool(), SECURE, replicas=1, config_hash="h", etcd_keys=ETCD)
     spec = made["spec"]["template"]["spec"]
@@ -92,7 +143,7 @@ def test_services_pick_the_pods() -> None:
         manifest["spec"].get("selector") or manifest["spec"].get("podSelector")
         for manifest in [
             *around(pool(), SETTINGS, "{}"),
-            *of_namespace("shop", [pool()], SETTINGS, {}),
+            *of_namespace("shop", [manifest("Pool", "fast", "u", {})], SETTINGS, {}),
         ]
         if "spec" in manifest
     ]
@@ -214,3 +265,14 @@ def test_changed_settings_start_workers_anew() -> None:
     live = stateful_set(pool(), SETTINGS, replicas=1, config_hash="h1")
     wanted = stateful_set(pool(), SETTINGS, replicas=1, config_hash="h2")
     assert restart_reasons(live, wanted) == [RestartReason.SETTINGS_CHANGED]
+
+
+def test_dedicated_pools_of_two_topics_share_no_object() -> None:
+    """Their Services were one, and each pass of one undid what the other's had done."""
+
+    def names(topic: str) -> set[tuple[str, str]]:
+        meta = {"name": dedicated_pool(topic), "namespace": "shop", "uid": "u"}
+        made = around(Pool.model_validate({"metadata": meta}), SETTINGS, "{}")
+        return {(one["kind"], one["metadata"]["name"]) for one in made}
+
+    assert names("jobs").isdisjoint(names("jobs-workers"))

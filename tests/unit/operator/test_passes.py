@@ -1,33 +1,27 @@
 """Whole passes: a real etcd, workers by their sessions alone, the Kubernetes API in memory."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from tidewater_coordination.etcd.login import Login
-from tidewater_coordination.etcd.store import EtcdCoordination
-from tidewater_coordination.port import Registry, TopicPhase, WorkerInfo
-from tidewater_core.clock import SystemClock, SystemIds
-from tidewater_core.errors import TidewaterError
-from tidewater_operator.cluster.events import Events
+from tidewater_coordination.port import TopicPhase
+from tidewater_core.errors import Retryable, TidewaterError
+from tidewater_operator.cluster.api import LEASE, POD
+from tidewater_operator.cluster.api import TOPIC as TOPIC_KIND
 from tidewater_operator.cluster.lease import Leadership
 from tidewater_operator.conditions import status_of
-from tidewater_operator.model.names import labels
-from tidewater_operator.reconcile import Memory, Outcome, Reconciler
+from tidewater_operator.reconcile import Memory
 from tidewater_operator.registry import Registries
-from tidewater_operator.report import (
-    PartitionReport,
-    SubscriptionReport,
-    TableReport,
-    TopicReport,
-    WorkerReport,
-)
-from tidewater_operator.workers import Workers
+from tidewater_operator.report import TableReport, TopicReport, WorkerReport
+from tidewater_operator.settings import AuthMode
 from tidewater_testing.api_server import ApiServer
 from tidewater_testing.namespace import SETTINGS
 from tidewater_testing.parts.etcd import Etcd
+from tidewater_testing.place import Place, served
 
 
 @pytest.fixture(scope="module")
@@ -36,121 +30,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield part
 
 
-class Answers(Workers):
-    """Workers that say what a test has them say; at first, that all they own is well."""
-
-    def __init__(self, registries: Registries) -> None:
-        super().__init__(dict)
-        self._registries = registries
-        self.said: dict[str, WorkerReport] = {}
-
-    async def reports(self, namespace: str, workers: Mapping[str, WorkerInfo], *_: Any) -> Any:
-        if self.said:
-            return self.said
-        registry = await self._registries.read(namespace)
-        known = tuple(SubscriptionReport(name) for name in registry.subscriptions)
-        return {
-            worker: WorkerReport(worker, topics=_owned(registry, worker), subscriptions=known)
-            for worker in workers
-        }
-
-
-def _owned(registry: Registry, worker: str) -> tuple[TopicReport, ...]:
-    parts = {
-        name: tuple(
-            PartitionReport(number, state="running")
-            for number, owner in owners.items()
-            if owner.worker_id == worker
-        )
-        for name, owners in registry.owners.items()
-    }
-    return tuple(
-        TopicReport(name.partition("/")[2], partitions=found, freshness_ms=1.0)
-        for name, found in parts.items()
-        if found
-    )
-
-
-class Place:
-    """A namespace, an operator and the workers that a kubelet would run."""
-
-    def __init__(self, etcd: Etcd, prefix: str) -> None:
-        self.api = ApiServer()
-        self.registries = Registries(etcd.endpoints, prefix, Login())
-        events = Events(self.api, SystemClock(), SystemIds(), "test")
-        settings = SETTINGS.model_copy(update={"pipeline_image": "tidewater-pipeline:1"})
-        self.answers = Answers(self.registries)
-        self.reconciler = Reconciler(
-            settings, self.api, self.registries, self.answers, events, SystemClock(), "tidewater"
-        )
-        self.memory = Memory()
-        self.workers: dict[str, EtcdCoordination] = {}
-        self._etcd, self._prefix = etcd, prefix
-        self.api.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
-
-    def apply(self, kind: str, name: str, **spec: Any) -> str:
-        return self.api.put(
-            {
-                "apiVersion": "tidewater.dev/v1alpha1",
-                "kind": kind,
-                "metadata": {"name": name, "namespace": "shop"},
-                "spec": spec,
-            }
-        )
-
-    async def run(self) -> Outcome:
-        return await self.reconciler.run("shop", self.memory, full=True, figures=True)
-
-    async def start_workers(self) -> None:
-        """Do what kubelet and workers do: pods, volumes, sessions, partitions."""
-        for item in await self.api.list(_kind("StatefulSet"), "shop"):
-            pool = item["metadata"]["labels"]["tidewater.dev/pool"]
-            for number in range(item["spec"]["replicas"]):
-                name = f"{item['metadata']['name']}-{number}"
-                meta = {"namespace": "shop", "labels": labels(pool)}
-                ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-                pod = {"metadata": {**meta, "name": name}, "status": ready}
-                self.api.put({"apiVersion": "v1", "kind": "Pod", **pod})
-                claim = {"metadata": {**meta, "name": f"data-{name}"}, "spec": {}}
-                claim["spec"] = {"resources": {"requests": {"storage": "10Gi"}}}
-                self.api.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
-                if name not in self.workers:
-                    store = EtcdCoordination(self._etcd.endpoints, f"{self._prefix}/shop")
-                    await store.start(WorkerInfo(name, volume=name))
-                    self.workers[name] = store
-        registry = await self.registries.read("shop")
-        for topic, wanted in registry.assignments.items():
-            for partition, worker in wanted.items():
-                if partition not in registry.owners.get(topic, {}):
-                    await self.workers[worker].acquire(topic, partition)
-
-    async def close(self) -> None:
-        for worker in self.workers.values():
-            await worker.close()
-        await self.registries.close()
-
-
-def _kind(name: str) -> Any:
-    from tidewater_operator.cluster.api import BY_NAME
-
-    return BY_NAME[name]
-
-
 @pytest.fixture
 async def place(etcd: Etcd, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     found = Place(etcd, request.node.name)
     yield found
     await found.close()
-
-
-async def served(place: Place) -> None:
-    """Bring a topic to Ready."""
-    place.apply("Topic", "orders", partitions=2)
-    place.apply("Subscription", "billing", topic="orders")
-    await place.run()
-    await place.run()
-    await place.start_workers()
-    await place.run()
 
 
 def ready(place: Place, kind: str, name: str) -> str:
@@ -224,6 +108,17 @@ async def test_one_bad_topic_and_one_good(place: Place) -> None:
     assert ready(place, "Topic", "orders") == "True"
 
 
+async def test_who_says_too_much_is_not_asked_again_at_once(place: Place) -> None:
+    await served(place)
+    place.answers.said = {"another": WorkerReport("another")}
+    assert (await place.run()).is_silent
+    place.answers._too_large["shop"] = frozenset(place.workers)
+    assert not (await place.run()).is_silent
+    found = place.api.find("Topic", "orders")
+    assert found is not None
+    assert found["status"]["conditions"][0]["reason"] == "ReportTooLarge"
+
+
 JOB = "/apis/batch/v1/namespaces/shop/jobs/tidewater-maintain-orders"
 TOPIC = "/apis/tidewater.dev/v1alpha1/namespaces/shop/topics/orders"
 
@@ -293,6 +188,29 @@ async def test_never_two_jobs_on_one_table(place: Place) -> None:
     assert place.api.objects[TOPIC]["status"]["maintenance"]["running"]
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_jobs_of_a_namespace_that_ends_hold_no_place(place: Place, is_gone: bool) -> None:
+    """Else four branches that were deleted at the wrong moment stop everybody's upkeep."""
+    await served(place)
+    tell(place, files=500, debt_files=500)
+    await place.run()
+    maintenance = place.reconciler._maintenance
+    assert maintenance._running == {"shop": 1}
+    if is_gone:
+        place.api.objects.clear()
+    else:
+        place.api.objects["/api/v1/namespaces/shop"]["metadata"]["deletionTimestamp"] = "now"
+    await place.run()
+    assert maintenance._running == {}
+
+
+async def test_nor_do_those_of_a_namespace_that_is_empty(place: Place) -> None:
+    maintenance = place.reconciler._maintenance
+    maintenance._running["shop"] = 1
+    assert (await place.run()).is_empty
+    assert maintenance._running == {}
+
+
 async def test_what_cannot_be_mended_by_a_second_try_is_left_to_cool(place: Place) -> None:
     await served(place)
     tell(place, files=500, debt_files=500)
@@ -357,6 +275,27 @@ async def test_a_leader_that_says_good_bye_is_followed_at_once() -> None:
     assert (first.is_ours, second.is_ours) == (False, True)
 
 
+async def test_a_good_bye_is_not_taken_back_by_a_renewal_that_is_under_way() -> None:
+    api, clock = ApiServer(), Hands()
+    first, second = (Leadership(api, clock, "tidewater", name, 0.05) for name in ("a", "b"))
+    await first._round()
+    get, asked = api.get, asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        found = await get(*args)
+        asked.set()
+        await asyncio.sleep(0.05)
+        return found
+
+    api.get = slow  # type: ignore[method-assign,assignment]
+    renewing = asyncio.create_task(first.run())
+    await asked.wait()
+    await first.release()
+    await asyncio.wait([renewing], timeout=5)
+    await second._round()
+    assert (first.is_ours, second.is_ours) == (False, True)
+
+
 async def test_who_does_not_lead_writes_nothing(place: Place) -> None:
     """A pass that is under way when the lease runs out is as good as over."""
     await served(place)
@@ -373,9 +312,27 @@ async def test_who_does_not_lead_writes_nothing(place: Place) -> None:
 # ---- nobody knows, and volumes
 
 
+async def test_only_the_lease_itself_is_taken_without_leading() -> None:
+    api = ApiServer()
+    api.may_write = lambda: False
+    leadership = Leadership(api, Hands(), "tidewater", "a", 15.0)
+    await leadership._round()
+    assert leadership.is_ours
+    for kind, namespace, name in (
+        (POD, "leases", "x"),
+        (TOPIC_KIND, "shop", "leases"),
+        (LEASE, "tidewater", "another"),
+        (LEASE, "shop", "tidewater-operator"),
+    ):
+        meta = {"metadata": {"name": name, "namespace": namespace}}
+        with pytest.raises(Retryable, match="another operator may lead"):
+            await api.apply({"apiVersion": kind.api, "kind": kind.name, **meta})
+    assert api.writes == 0
+
+
 async def test_without_the_registry_nobody_knows(place: Place) -> None:
     await served(place)
-    place.reconciler._registries = Registries(["http://127.0.0.1:9"], "x", Login())
+    place.reconciler._registries = Registries(["http://127.0.0.1:9"], "x", Login(), cluster="c")
     with pytest.raises(TidewaterError):
         await place.run()
     await place.reconciler._registries.close()
@@ -415,3 +372,98 @@ async def test_larger_volumes_make_the_set_again_around_its_pods(place: Place) -
     assert pool is not None
     grown = next(c for c in pool["status"]["conditions"] if c["type"] == "VolumeGrown")
     assert grown["reason"] == "CannotShrink"
+
+
+async def test_one_pool_that_cannot_be_read_takes_nothing_from_the_others(place: Place) -> None:
+    """G6: its workers run on, with the account and the Secrets that all of them share."""
+    settings = SETTINGS.model_copy(
+        update={
+            "catalog_secret": "catalog",
+            "auth": SETTINGS.auth.model_copy(update={"mode": AuthMode.KUBERNETES}),
+        }
+    )
+    secret = {"metadata": {"name": "catalog", "namespace": "tidewater"}, "data": {"KEY": "eA=="}}
+    place.api.put({"apiVersion": "v1", "kind": "Secret", **secret})
+    place.use(settings)
+    place.apply("Pool", "default", replicas=1)
+    other = place.apply("Pool", "other", replicas=1)
+    await served(place)
+    place.apply("Pool", "default", replicas=1, limits={"nonsense": 1})
+    tell(place, files=500, debt_files=500)
+    await place.run()
+    assert ready(place, "Pool", "default") == "False"
+    shared = [
+        ("ServiceAccount", "tidewater-worker"),
+        ("Service", "tidewater"),
+        ("Secret", "tidewater-catalog"),
+        ("RoleBinding", "tidewater-worker"),
+        ("ServiceAccount", "tidewater-pipeline"),
+    ]
+    for kind, name in shared:
+        found = place.api.find(kind, name)
+        assert found is not None, name
+        owners = [one["name"] for one in found["metadata"]["ownerReferences"]]
+        assert owners == ["default", "other"], name
+    place.api.remove(other)  # and what belongs to it alone
+    assert all(place.api.find(kind, name) for kind, name in shared)
+    place.api.remove("/api/v1/namespaces/shop/services/tidewater")
+    await place.run()
+    assert all(place.api.find(kind, name) for kind, name in shared), "also with none to be read"
+
+
+LABELS = {"app.kubernetes.io/managed-by": "Helm"}
+THEIRS: list[dict[str, Any]] = [
+    {
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "shop", "labels": LABELS},
+        "spec": {"selector": {"app": "theirs"}},
+    }
+    for api, kind, name in (
+        ("v1", "Service", "tidewater-etcd"),
+        ("apps/v1", "StatefulSet", "tidewater-etcd"),
+        ("v1", "Service", "tidewater-mine-workers"),
+        ("v1", "ConfigMap", "tidewater-operator"),
+    )
+]
+
+
+async def test_what_somebody_else_made_under_our_names_stays_theirs(place: Place) -> None:
+    """G6: a Pool `etcd` took the Service over by which everybody finds etcd."""
+    paths = [place.api.put(theirs) for theirs in THEIRS]
+    before = [place.api.objects[path] for path in paths]
+    for pool in ("etcd", "mine", "operator"):
+        place.apply("Pool", pool, replicas=1)
+    await served(place)
+    await place.run()
+    assert [place.api.objects[path] for path in paths] == before
+    for pool in ("etcd", "mine", "operator"):
+        found = place.api.find("Pool", pool)
+        assert found is not None
+        (told,) = [one for one in found["status"]["conditions"] if one["type"] == "Ready"]
+        assert (told["status"], told["reason"]) == ("False", "NameTaken")
+        assert "Helm" in told["message"]
+    assert place.api.find("StatefulSet", "tidewater-mine") is None
+    assert ready(place, "Topic", "orders") == "True", "the other pools are served"
+
+
+async def test_an_account_that_a_person_made_first_is_taken(place: Place) -> None:
+    """It has a cloud's role by its annotations, which stay."""
+    notes = {"eks.amazonaws.com/role-arn": "arn"}
+    meta = {"name": "tidewater-worker", "namespace": "shop", "annotations": notes}
+    place.api.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+    await served(place)
+    assert ready(place, "Pool", "default") == "True"
+    found = place.api.find("ServiceAccount", "tidewater-worker")
+    assert found is not None
+    assert found["metadata"]["annotations"].items() > notes.items()
+
+
+async def test_what_is_ours_is_known_without_its_label(place: Place) -> None:
+    await served(place)
+    service = place.api.objects["/api/v1/namespaces/shop/services/tidewater"]
+    service["metadata"]["labels"] = {}
+    await place.run()
+    assert ready(place, "Pool", "default") == "True"
+    labels = place.api.objects["/api/v1/namespaces/shop/services/tidewater"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/managed-by"] == "tidewater-operator"

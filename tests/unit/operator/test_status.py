@@ -32,7 +32,15 @@ def serve(world: World, rounds: int = 20) -> World:
     return world
 
 
-def report(world: World, worker: str, freshness: int = 40, **partition: Any) -> WorkerReport:
+def reports(world: World) -> dict[str, WorkerReport]:
+    """Return what the workers say."""
+    assert world.reports is not None
+    return world.reports
+
+
+def report(
+    world: World, worker: str, freshness: int = 40, *, is_known: bool = True, **partition: Any
+) -> WorkerReport:
     """Return the report of a worker on all that it holds."""
     topics = []
     for name, reg in world.registered.items():
@@ -42,6 +50,7 @@ def report(world: World, worker: str, freshness: int = 40, **partition: Any) -> 
             for p in mine
         ]
         facts = {"rate": 2.0, "freshness_ms": freshness, "ack_ms": {"p50": 1.0, "p99": 3.0}}
+        facts["freshness_known"] = is_known
         if parts:
             topics.append({"name": name, "uuid": reg.uuid, "partitions": parts, **facts})
     said = {
@@ -132,7 +141,7 @@ def test_half_an_answer_is_no_answer() -> None:
     world.add_topic("orders", partitions=4, retention={"time": "1d"})
     world.add_subscription("billing", topic="orders")
     serve(world)
-    del world.reports["tidewater-default-1"]
+    del reports(world)["tidewater-default-1"]
     found = topic_conditions(world)
     for type_ in ("Ready", "Committing", "FreshnessMet", "Degraded"):
         assert found[type_] == ("Unknown", "NoReport"), type_
@@ -143,13 +152,26 @@ def test_half_an_answer_is_no_answer() -> None:
     assert topic_conditions(world)["FreshnessMet"] == ("False", "TooOld")
 
 
+@pytest.mark.parametrize(
+    ("freshness", "told"), [(40, ("Unknown", "Opening")), (600_000, ("False", "TooOld"))]
+)
+def test_nobody_calls_a_table_fresh_that_has_not_said_how_far_it_is(
+    freshness: int, told: tuple[str, str]
+) -> None:
+    world = World()
+    world.add_topic("orders")
+    serve(world)
+    world.reports = {w: report(world, w, freshness, is_known=False) for w in world.workers()}
+    assert topic_conditions(world)["FreshnessMet"] == told
+
+
 def test_a_pod_that_is_gone_counts_before_its_session_ends() -> None:
     world = World()
     world.add_pool("default", replicas=2)
     world.add_topic("orders", partitions=4)
     world.add_subscription("billing", topic="orders")
     serve(world)
-    del world.reports["tidewater-default-1"]
+    del reports(world)["tidewater-default-1"]
     world.leaving.add("tidewater-default-1")
     found = topic_conditions(world)
     assert found["Ready"] == ("False", "WorkerAway")
@@ -265,7 +287,7 @@ def test_a_subscription() -> None:
     says = {"worker": "w", "subscriptions": [{"name": "billing", "backlog": 7, "consumers": 2}]}
     said = read_report(json.dumps(says).encode())
     assert said is not None
-    world.reports["w"] = said
+    reports(world)["w"] = said
     seen = world.observed()
     found = {}
     for case in plan(seen, SETTINGS).subscriptions:
@@ -379,6 +401,10 @@ def test_figures_alone_are_not_urgent() -> None:
     moved = {"conditions": [], "partitions": [{"partition": 0, "worker": "w"}]}
     assert not is_urgent(before, after)
     assert is_urgent(before, moved)
+    later, other = {"next": "12:30", "failures": 1}, {"next": "12:30", "failures": 2}
+    assert not is_urgent({"maintenance": {"next": "12:00", "failures": 1}}, {"maintenance": later})
+    assert is_urgent({"maintenance": later}, {"maintenance": other})
+    assert not is_urgent({}, {"maintenance": {"next": "12:00"}})
     assert not is_urgent({"partitions": 3}, {"partitions": 4})  # a pool's number of them
 
 

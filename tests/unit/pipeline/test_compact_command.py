@@ -25,14 +25,16 @@ def test_the_default_is_the_data_of_make_run() -> None:
 
 def test_everything_given_is_passed_on() -> None:
     given = ("a/b", "--data", "d", "--open", "--then", "expire,audit", "--target-size", "8Mi")
-    args = build_parser().parse_args(words(*given, "--conf", "a=b", "--lateness", "5m"))
+    args = build_parser().parse_args(
+        words(*given, "--conf", "a=b", "--lateness", "5m", "--budget", "7m")
+    )
     assert args.jobs == "compact,expire,audit"
     assert args.data == Path("d")
     assert args.conf == ["a=b"]
     chosen = compact_options(args)
     assert chosen.include_open
     assert str(chosen.target) == "8Mi"
-    assert str(chosen.lateness) == "5m"
+    assert (str(chosen.lateness), str(chosen.budget)) == ("5m", "7m")
 
 
 def test_another_catalog_needs_no_data() -> None:

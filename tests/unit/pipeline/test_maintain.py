@@ -1,20 +1,26 @@
 """maintain without Spark: what each step is told, the message left behind, the exit code."""
 
 import json
+import ssl
+import threading
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Corrupt, Invalid, NotFound, OutcomeUnknown, Retryable
+from tidewater_core.names import HOLD, ORPHANS_AT, TopicName
 from tidewater_core.units import ByteSize, Duration
 from tidewater_pipeline.cli import maintain
 from tidewater_pipeline.cli import options as given
 from tidewater_pipeline.cli.main import main
 from tidewater_pipeline.cli.run import failure
 from tidewater_pipeline.executors import ExecutorOptions, executor_conf, pod_template, spark_memory
+from tidewater_pipeline.own_pod import own_pod
 from tidewater_pipeline.places import read_places
 from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.session import ConflictError, Session
@@ -22,13 +28,13 @@ from tidewater_pipeline.state import Size
 from tidewater_pipeline.subscribers import Cursor, Subscribers
 from tidewater_pipeline.termination import BYTES_MAX, RunResult, TopicResult
 from tidewater_pipeline.upkeep import (
-    ORPHANS_AT,
     UpkeepOptions,
     Verdict,
     orphans_due,
     plan_upkeep,
     verdict,
 )
+from tidewater_testing.parts.certificates import Authority
 
 POD = {"POD_NAME": "p", "POD_NAMESPACE": "shop", "POD_IP": "10.0.0.1", "PIPELINE_IMAGE": "i:1"}
 GOOD = Verdict(Outcome.DONE, False, "")
@@ -124,6 +130,35 @@ def test_one_failure_for_good_among_transient_ones_is_for_good() -> None:
     assert (done.ok, done.retry, maintain.exit_code(done)) == (False, False, 3)
 
 
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_steps_go_on_after_a_part_that_failed(
+    monkeypatch: pytest.MonkeyPatch, is_partial: bool
+) -> None:
+    """One damaged file must not keep snapshots from expiring."""
+    broken = Report("compact", "a/b", outcome=Outcome.FAILED, is_partial=is_partial)
+    fine: dict[str, Any] = dict.fromkeys(maintain.RUNNERS, lambda *_: Report("x", "a/b"))
+    monkeypatch.setattr(maintain, "RUNNERS", {**fine, "compact": lambda *_: broken})
+    monkeypatch.setattr(maintain, "upkeep_options", lambda _args: UpkeepOptions())
+    state = SimpleNamespace(size=Size(), properties={HOLD: "of a job that died"})
+    gone: list[str] = []
+    table = SimpleNamespace(
+        load=lambda: state,
+        topic="a/b",
+        set_properties=lambda _properties, removed=(): gone.extend(removed),
+    )
+    session = SimpleNamespace(
+        progress=SimpleNamespace(say=lambda _text: None), clock=SimpleNamespace(now_us=lambda: 0)
+    )
+    run: Any = SimpleNamespace(
+        session=session, args=None, subscribers=lambda _: Subscribers(), table=lambda *_: table
+    )
+    steps: list[Report] = []
+    maintain._all_steps(run, TopicName("a", "b"), steps, [])
+    assert len(steps) == (5 if is_partial else 2)
+    assert gone == [HOLD]
+    assert verdict(steps).outcome is Outcome.FAILED
+
+
 def test_the_message_says_what_was_done() -> None:
     ranges = [{"rewritten_files": 40, "added_files": 1}, {"rewritten_files": 2, "added_files": 1}]
     steps = [
@@ -212,6 +247,81 @@ def test_executors_need_a_pod_and_get_restricted_ones() -> None:
     assert spark_memory(ByteSize("1536Mi")) == "1536m"
 
 
+OWN: dict[str, Any] = {
+    "spec": {
+        "serviceAccountName": "tidewater-pipeline",
+        "imagePullSecrets": [{"name": "pull"}],
+        "nodeSelector": {"disk": "fast"},
+        "containers": [
+            {"name": "sidecar", "envFrom": [{"secretRef": {"name": "other"}}]},
+            {
+                "name": "driver",
+                "imagePullPolicy": "Always",
+                "envFrom": [{"secretRef": {"name": "catalog"}}],
+                "env": [
+                    {"name": "POD_NAME", "value": "p"},
+                    {"name": "AWS_REGION", "value": "eu"},
+                    {"name": "ETCD_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "e"}}},
+                ],
+            },
+        ],
+    }
+}
+
+
+def test_executors_have_what_the_driver_has() -> None:
+    """They could not be pulled from a private registry, and had no credentials for the storage."""
+    conf = executor_conf(ExecutorOptions(count=1), POD, "/t", OWN)
+    prefix = "spark.kubernetes"
+    assert conf[f"{prefix}.authenticate.executor.serviceAccountName"] == "tidewater-pipeline"
+    assert conf[f"{prefix}.container.image.pullPolicy"] == "Always"
+    assert conf["spark.authenticate"] == "true"
+    assert not any("secret" in key for key in conf), "Spark draws it: it is on no command line"
+    spec = json.loads(pod_template(OWN))["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "catalog"}}]
+    assert container["env"] == [{"name": "AWS_REGION", "value": "eu"}]
+
+
+def test_the_driver_looks_at_its_own_pod(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.sign("api")
+    (tmp_path / "token").write_text("mine\n")
+    (tmp_path / "ca.crt").write_bytes(authority.ca.read_bytes())
+    asked: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            self.send_response(200 if self.path.endswith("/p") else 403)
+            self.end_headers()
+            self.wfile.write(json.dumps(OWN).encode())
+
+        def log_message(self, *_words: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.cert, pair.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = {
+            **POD,
+            "KUBERNETES_SERVICE_HOST": "localhost",
+            "KUBERNETES_SERVICE_PORT": str(server.server_port),
+        }
+        assert own_pod(where, tmp_path) == OWN
+        with pytest.raises(Retryable, match="403"):
+            own_pod({**where, "POD_NAME": "other"}, tmp_path)
+        server.shutdown()
+    assert asked[0] == (f"/api/v1/namespaces/{POD['POD_NAMESPACE']}/pods/p", "Bearer mine")
+    with pytest.raises(Retryable, match="NoOwnPod"):
+        own_pod(where, tmp_path / "nowhere")
+
+
 def test_arguments_of_the_operator() -> None:
     words = ["maintain", "--topic", "shop/orders", "--settings", "x", "--memory", "2Gi"]
     args = given.build_parser().parse_args([*words, "--executors", "2", "--conf", "spark.a=b"])
@@ -242,6 +352,7 @@ def test_whatever_goes_wrong_a_message_is_left(
 ) -> None:
     left = tmp_path / "termination-log"
     words = ["maintain", "--topic", "a/b", "--catalog=uri=http://c", f"--termination-log={left}"]
+    words += ["--skip", "expire"]
 
     def broken(_session: Session) -> Session:
         raise ZeroDivisionError

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
-from tidewater_core.errors import Invalid, NotFound, OutcomeUnknown, Retryable, TidewaterError
+from tidewater_core.errors import (
+    Corrupt,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    Retryable,
+    TidewaterError,
+)
 from tidewater_core.settings import embedded
 from tidewater_core.units import ByteSize
 from tidewater_pipeline.cli import options as given
@@ -13,8 +20,9 @@ from tidewater_pipeline.cli.main import main
 from tidewater_pipeline.cli.run import cores_of
 from tidewater_pipeline.jars import ARTIFACTS, find_jars, pom_text
 from tidewater_pipeline.java import find_java, parse_version
+from tidewater_pipeline.places import StoreSettings
 from tidewater_pipeline.report import Outcome, Report, summary
-from tidewater_pipeline.session import ConflictError, named_errors
+from tidewater_pipeline.session import ConflictError, SnapshotGoneError, named_errors
 from tidewater_pipeline.settings import (
     SparkSettings,
     catalog_conf,
@@ -22,6 +30,8 @@ from tidewater_pipeline.settings import (
     spark_conf,
 )
 from tidewater_pipeline.subscribers import Cursor
+
+CATALOG = ["--topic", "shop/orders", "--catalog", "uri=http://c"]
 
 
 def test_the_embedded_catalog_is_opened_over_jdbc(tmp_path: Path) -> None:
@@ -65,6 +75,19 @@ def test_rest_and_s3() -> None:
     }
 
 
+def test_signed_requests_and_headers_reach_spark() -> None:
+    """They were left out, and the catalog refused Spark what it gave the worker."""
+    extra = {
+        "rest.sigv4-enabled": "true",
+        "rest.signing-name": "s3tables",
+        "rest.signing-region": "eu-central-1",
+        "header.x-realm": "lake",
+        "audience": "catalog",
+    }
+    conf = catalog_conf({"type": "rest", "uri": "https://c", "py-io-impl": "x", **extra})
+    assert conf == {"type": "rest", "uri": "https://c", **extra}
+
+
 def test_other_catalogs() -> None:
     sql = catalog_conf({"uri": "postgresql+psycopg://h/db", "warehouse": "file:/w"})
     assert sql["uri"] == "jdbc:postgresql://h/db"
@@ -77,6 +100,9 @@ def test_other_catalogs() -> None:
     assert (glue["type"], glue["client.region"]) == ("glue", "eu-west-1")
     with pytest.raises(Invalid, match="in-memory"):
         catalog_conf({"type": "in-memory"})
+    with pytest.raises(Invalid, match="UnsupportedCatalog") as caught:
+        catalog_conf({"uri": "postgresql://tide:secret@[h/db"})
+    assert "secret" not in str(caught.value)
 
 
 def test_what_is_given_wins() -> None:
@@ -98,6 +124,9 @@ def test_arguments(tmp_path: Path) -> None:
     args.settings = tmp_path / "settings.json"
     args.settings.write_text(embedded(tmp_path).to_json())
     assert given.places(args, {}).catalog.properties["type"] == "sql"
+    args.settings.write_bytes(b"\xd0")
+    with pytest.raises(Invalid, match="InvalidSettings"):
+        given.places(args, {})
 
 
 @pytest.mark.parametrize(
@@ -109,6 +138,16 @@ def test_arguments(tmp_path: Path) -> None:
         (["audit", "--topic", "a/b", "--catalog", "x"], "KEY=VALUE"),
         (["audit", "--topic", "a/b", "--data", "nowhere"], "no catalog.db"),
         (["retention", "--topic", "a/b", "--data", "nowhere"], "--keep"),
+        (["maintain", "--topic", "a/b", "--data", "nowhere", "--settle", "0s"], "--settle"),
+        (["import", "--topic", "a/b", "--data", "nowhere", "--batch", "0"], "--batch 0"),
+        (["replay", "--topic", "a/b", "--data", "nowhere", "--batch", "-3"], "--batch -3"),
+        (["audit", "--topic", "a/b", "--data", "nowhere", "--executors", "-1"], "--executors -1"),
+        (["import", *CATALOG, "--from", "x", "--id", "größe"], "--id 'größe' must be"),
+        (["replay", *CATALOG, "--to", "x/y", "--id", ""], "--id '' must be"),
+        (["audit", *CATALOG, "--memory", "1.5Gi"], "--memory: '1.5Gi' is not a size"),
+        (["audit", *CATALOG, "--report", "nowhere/x.json"], "nowhere/x.json cannot be written"),
+        (["audit", *CATALOG, "--report", "."], "--report . cannot be written"),
+        (["retention", *CATALOG, "--keep", "1d", "--cursor", "s:0=²"], "--cursor"),
     ],
 )
 def test_wrong_usage_is_said_before_spark_starts(
@@ -116,6 +155,39 @@ def test_wrong_usage_is_said_before_spark_starts(
 ) -> None:
     assert main(words) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["retention", "--keep", "1h"],
+        ["expire"],
+        ["compact,expire"],
+        ["maintain", "--keep", "1h", "--skip", "expire"],
+        ["maintain"],
+    ],
+)
+def test_nothing_that_readers_need_goes_without_a_store(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a store no subscription was known, and rows that one had not read were removed."""
+    assert main([*words, *CATALOG]) == 2
+    assert "NoStore" in capsys.readouterr().err
+    args = given.build_parser().parse_args([*words, *CATALOG])
+    given.check_store(words[0].split(","), args, StoreSettings(place="x"))
+    args.force = True
+    given.check_store(words[0].split(","), args, None)
+
+
+def test_what_asks_nobody_needs_no_store() -> None:
+    def check(*words: str) -> None:
+        args = given.build_parser().parse_args([*words, *CATALOG])
+        given.check_store([words[0]], args, None)
+
+    check("compact")
+    check("maintain", "--skip", "expire")
+    check("maintain", "--keep", "1h", "--skip", "retention", "--skip", "expire")
+    check("retention", "--keep", "1h", "--cursor", "billing:0=7")
 
 
 def test_cursors_are_checked() -> None:
@@ -160,7 +232,30 @@ def test_cores() -> None:
     [
         ("[TABLE_OR_VIEW_NOT_FOUND] The table", NotFound),
         ("org.apache.iceberg.exceptions.CommitFailedException: no", ConflictError),
-        ("org.apache.iceberg.exceptions.ValidationException: no", ConflictError),
+        ("exceptions.ValidationException: Found conflicting files that can", ConflictError),
+        ("exceptions.ValidationException: Missing required files to delete: a", ConflictError),
+        (
+            "exceptions.ValidationException: Deleted manifest s3://a/m1.avro could not be found in "
+            "the latest snapshot 4364",
+            ConflictError,
+        ),
+        (
+            "exceptions.ValidationException: Cannot determine history between starting",
+            ConflictError,
+        ),
+        ("exceptions.ValidationException: Cannot find field 'x' in struct", Invalid),
+        ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed", Invalid),
+        ("raise\ntidewater_core.errors.Forbidden: Forbidden: produce on a/b", Invalid),
+        ("raise\ntidewater_core.errors.Retryable: WorkerUnreachable: away", Retryable),
+        (
+            "raise\njava.lang.IllegalArgumentException: Cannot find snapshot with ID 7",
+            SnapshotGoneError,
+        ),
+        ("org.apache.hadoop.fs.ChecksumException: Checksum error: file:/x at 0", Corrupt),
+        ("RuntimeException: file:/x is not a Parquet file. Expected magic number", Corrupt),
+        ('fs.UnsupportedFileSystemException: No FileSystem for scheme "s3"', Invalid),
+        ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", Invalid),
+        ("java.io.IOException: No space left on device", Retryable),
         ("CommitStateUnknownException: caused by CommitFailedException", OutcomeUnknown),
         ("anything else\n\tat org.apache.spark.Where", Retryable),
     ],

@@ -12,8 +12,10 @@ from tidewater_pipeline.jobs.audit import (
     Lost,
     Place,
     chunk_query,
+    counts,
     judge,
     recorded,
+    unlisted,
 )
 
 
@@ -73,6 +75,32 @@ def test_rows_past_the_frontier_and_of_an_unknown_partition() -> None:
     assert judge(chunks_of(rows(0, 1), 7, 3), {}, {}) == [Finding("past-frontier", 3, 0, 1)]
 
 
+def test_a_row_far_past_the_frontier_makes_nothing_missing() -> None:
+    """It made two million offsets missing that nobody had given yet."""
+    near, far = Chunk(0, 100, 0, 99, 0, 99), Chunk(0, 1, 2_000_000, 2_000_000, 100, 100)
+    found = judge([near, far], {0: 0}, {0: 100})
+    assert found == [Finding("past-frontier", 0, 2_000_000, 2_000_000)]
+    assert counts(found, [near, far], {}, {0: 100}) == {"missing": 0, "twice": 0}
+    within = Chunk(0, 3, 0, 9, 0, 9, 2, (Place(0, 4, False), Place(4, 9, False)), missing=7)
+    assert judge([within], {0: 0}, {0: 3}) == [
+        Finding("past-frontier", 0, 4, 4),
+        Finding("missing", 0, 1, 2),
+        Finding("past-frontier", 0, 9, 9),
+    ]
+    cut = Chunk(0, 4, 0, 99, 0, 9, 3, (Place(0, 4, False),), missing=96)
+    found = judge([cut], {0: 0}, {0: 6})
+    assert Finding("past-frontier", 0, 99, 99) in found
+    assert counts(found, [cut], {}, {0: 6})["missing"] == 3 + 1
+
+
+def test_a_start_past_the_frontier_is_a_finding_of_its_own() -> None:
+    below = Chunk(0, 100, 0, 99, 0, 99)
+    assert judge([], {0: 150}, {0: 100}) == [Finding("start-past-frontier", 0, 100, 149)]
+    kinds = {each.kind for each in judge([below], {0: 150}, {0: 100})}
+    assert kinds == {"before-start", "start-past-frontier"}
+    assert "below the start" in str(Finding("start-past-frontier", 0, 100, 149))
+
+
 def test_time_that_goes_back_also_across_chunks() -> None:
     inside = [(0, 5), (1, 4), (2, 6)]
     assert judge(chunks_of(inside, 7), {}, {0: 3}) == [Finding("time-order", 0, 1, 1)]
@@ -83,6 +111,46 @@ def test_time_that_goes_back_also_across_chunks() -> None:
 def test_a_chunk_that_names_too_few_places_says_so() -> None:
     chunk = Chunk(0, 3, 0, 9, 0, 9, wrong=2, places=(Place(0, 5, False),))
     assert [each.kind for each in judge([chunk], {}, {0: 10})] == ["missing", "more"]
+
+
+def test_a_row_before_the_first_offset_is_found() -> None:
+    """One at offset -1 was passed over: nothing seemed to be missing."""
+    found = judge(chunks_of(rows(-1, 0, 1), 7), {0: 0}, {0: 2})
+    assert found == [Finding("before-start", 0, -1, -1)]
+    assert str(found[0]) == "G2 Once in the table: partition 0 offset -1 before the first offset"
+    apart = judge([Chunk(0, 2, -5, 1, 0, 1, 1, (Place(-5, 1, False),))], {0: 0}, {0: 2})
+    assert apart == [Finding("before-start", 0, -5, -1), Finding("missing", 0, 0, 0)]
+
+
+def test_rows_without_a_time_are_a_finding() -> None:
+    """They ended the audit with a TypeError."""
+    untimed = Chunk(0, 3, 0, 2, None, None, untimed=(0, 2))
+    after = Chunk(0, 2, 3, 4, 9, 9)
+    assert judge([untimed, after], {0: 0}, {0: 5}) == [Finding("no-time", 0, 0, 2)]
+    assert "without a time" in str(Finding("no-time", 0, 0, 2))
+
+
+def test_counts_are_exact_past_the_places_that_are_listed() -> None:
+    """Of (0 … 100, every tenth) one place is listed; 60 to 69 were given up with a volume."""
+    listed = (Place(0, 10, False),)
+    chunk = Chunk(0, 11, 0, 100, 0, 9, wrong=10, places=listed, missing=90, twice=0)
+    assert unlisted([chunk], {}) == 81
+    assert unlisted([chunk], {0: ((61, 70),)}) == 72
+    found = judge([chunk], {0: 0}, {0: 101}, {0: ((61, 70),)})
+    assert [each.kind for each in found] == ["missing", "more"], "what is not listed is no row"
+    doubled = Chunk(0, 9, 0, 2, 0, 9, wrong=6, places=(Place(0, 0, False),), twice=6)
+    found = judge([doubled], {0: 0}, {0: 3})
+    assert counts(found, [doubled], {}) == {"missing": 0, "twice": 6}
+    assert unlisted([Chunk(0, 2, 0, 9, 0, 9, 1, (Place(0, 9, False),), missing=8)], {}) == 0
+
+
+def test_an_offset_that_is_there_three_times_is_two_rows_too_many() -> None:
+    """It counted as one: the ranges of findings were summed."""
+    again = (Place(1, 1, False),) * 2
+    chunk = Chunk(0, 5, 0, 2, 0, 9, wrong=2, places=again, twice=2)
+    found = judge([chunk], {0: 0}, {0: 3})
+    assert found == [Finding("twice", 0, 1, 1)]
+    assert counts(found, [chunk], {}) == {"missing": 0, "twice": 2}
 
 
 def test_what_retention_cut_is_not_read() -> None:

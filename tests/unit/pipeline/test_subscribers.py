@@ -10,8 +10,16 @@ import pytest
 from tidewater_coordination.port import CursorKey, RegisteredSubscription, Registry
 from tidewater_coordination.sqlite import SqliteCoordination
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Corrupt
+from tidewater_core.errors import Conflict, Corrupt, Invalid
+from tidewater_core.names import TopicName
+from tidewater_core.settings import CatalogSettings
+from tidewater_pipeline.cli.main import run_jobs
+from tidewater_pipeline.cli.options import build_parser
+from tidewater_pipeline.cli.run import Run
 from tidewater_pipeline.places import StoreSettings
+from tidewater_pipeline.report import Outcome
+from tidewater_pipeline.session import Session, TopicTable
+from tidewater_pipeline.state import TableState
 from tidewater_pipeline.subscribers import (
     Cursor,
     Store,
@@ -62,6 +70,7 @@ def test_progress_of_something_else_counts_as_none(stale: dict[str, str]) -> Non
         ({"position": "latest"}, None),
         ({"offset": 12}, 12),
         ({"tag": "month-close"}, 0),
+        ({"snapshotId": 77}, 0),
         ({"timestamp": "2026-01-31T12:00:00Z"}, 0),
     ],
 )
@@ -70,6 +79,15 @@ def test_a_subscription_that_has_yet_to_begin_needs_what_it_asks_for(
 ) -> None:
     found = cursors_of(subscription(startFrom=start), "topic-1", 1, {})
     assert [each.offset for each in found] == ([] if needed is None else [needed])
+
+
+def test_latest_needs_what_it_had_not_read_of_an_earlier_topic() -> None:
+    """G4: it goes on there if the table is the same, which its worker knows."""
+    latest = subscription(startFrom={"position": "latest"})
+    found = cursors_of(latest, "topic-2", 1, {0: progress(7, snapshot=3)})
+    assert found == [Cursor("shop/billing", 0, 7, 3)]
+    other = progress(7, subscription="another")
+    assert cursors_of(latest, "topic-2", 1, {0: other}) == []
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", progress(-1), progress(1, v=2)])
@@ -109,3 +127,68 @@ def test_the_store_is_asked(tmp_path: Path) -> None:
     assert known.spec.partitions == 2
     assert known.cursors == (Cursor("shop/billing", 0, 0), Cursor("shop/billing", 1, 40, 3))
     assert store.subscribers("shop/unknown") == Subscribers()
+    store.check("shop/orders")
+    with pytest.raises(Invalid, match=r"UnknownTopic.*shop/unknown"):
+        store.check("shop/unknown")
+
+
+def test_the_snapshot_to_begin_from_is_pinned() -> None:
+    """It could expire before the subscription had its first consumer."""
+    found = cursors_of(subscription(startFrom={"snapshotId": 77}), "topic-1", 2, {})
+    assert pins(found, {0: 5, 1: 0}) == {77}
+
+
+@pytest.mark.parametrize("job", ["retention", "compact", "expire"])
+def test_upkeep_with_the_wrong_store_is_refused(tmp_path: Path, job: str) -> None:
+    """No cursor was found there, so that rows which subscriptions had not read were removed."""
+    words = [job, "--topic", "shop/orders", "--data", "x", "--keep", "1h"]
+    run = Run(
+        Session(CatalogSettings(name="tidewater", properties={})),
+        build_parser().parse_args(words),
+        StoreSettings(place=str(tmp_path / "another.db")),
+    )
+    (report,) = run_jobs(run, [job], [TopicName("shop", "orders")])
+    assert report.outcome is Outcome.FAILED
+    assert "UnknownTopic" in report.message
+    assert not report.retry
+    forced = Run(run.session, build_parser().parse_args([*words, "--force"]), run.store)
+    with forced.turn("shop/orders", job):
+        pass
+
+
+def test_every_job_works_on_the_table_that_the_topic_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only maintain asked the spec: the others took NAMESPACE.TOPIC, whosever table that was."""
+    place = tmp_path / "coordination.db"
+
+    async def fill() -> None:
+        store = SqliteCoordination(place)
+        await store.start()
+        spec = TopicSpec.model_validate({"table": {"name": "lake.orders_2"}})
+        await store.register_topic("shop/orders", spec.to_json(), "topic-1")
+        await store.close()
+
+    asyncio.run(fill())
+    owner = {"tidewater.topic": "shop/orders"}
+
+    def load(table: TopicTable) -> TableState:
+        return TableState(table.identifier, "file:/x", 1, owner, "hour")
+
+    monkeypatch.setattr(TopicTable, "load", load)
+    topic = TopicName("shop", "orders")
+
+    def run(*words: str, store: StoreSettings | None) -> Run:
+        args = build_parser().parse_args(["compact", "--topic", str(topic), *words])
+        return Run(Session(CatalogSettings(name="tidewater", properties={})), args, store)
+
+    known = StoreSettings(place=str(place))
+    assert run(store=known).table(topic).identifier == ("lake", "orders_2")
+    assert run(store=None).table(topic).identifier == ("shop", "orders")
+    assert run("--table", "a.b", store=known).table(topic).identifier == ("a", "b")
+    for owner in ({"tidewater.topic": "shop/other"}, {}):  # noqa: B007  (read by `load`)
+        with pytest.raises(Conflict, match=r"TableNotOurs.*a\.b"):
+            run("--table", "a.b", store=known).table(topic)
+        assert run("--table", "a.b", "--force", store=known).table(topic)
+        (report,) = run_jobs(run(store=None), ["audit"], [topic])
+        assert (report.outcome, report.retry) == (Outcome.FAILED, False)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,22 @@ def test_one_after_the_other(store: StoreSettings) -> None:
         turn(store, "shop/other", "expire", Progress(), wait_s=0),
     ):
         pass
+
+
+def test_a_run_of_an_import_has_a_lease_of_its_own(store: StoreSettings) -> None:
+    """Two of one id at once read different snapshots, and the topic got both."""
+
+    def run(lease: str) -> AbstractContextManager[None]:
+        return turn(store, TOPIC, "import", Progress(), wait_s=0.2, lease=lease)
+
+    with (
+        turn(store, TOPIC, "compact", Progress()),
+        run("import/shop/orders/1"),
+        run("import/shop/orders/2"),
+        pytest.raises(Overloaded, match="at work on import/shop/orders/1"),
+        run("import/shop/orders/1"),
+    ):
+        pytest.fail("two at once")
 
 
 def test_a_busy_table_is_told(store: StoreSettings, holder: Any) -> None:

@@ -51,6 +51,10 @@ def test_another_version_or_no_key() -> None:
         (b"http://shop.example", b"worker:8080", ("https://shop.example",), False),
         (b"https://any.example", b"worker:8080", ("*",), True),
         (b"https://any.example", b"", (), False),
+        (b"http://[", b"localhost:8080", (), False),
+        (b"http://[::1", b"[::1]:8080", (), False),
+        (b"http://localhost", b"[", (), False),
+        (b"http://[", b"[", (), False),
     ],
 )
 def test_pages_of_other_sites_are_kept_out(

@@ -1,5 +1,6 @@
 """Catalogs by configuration, and their errors by what to do next."""
 
+import errno
 import os
 import sqlite3
 import threading
@@ -174,6 +175,31 @@ def test_on_a_local_disk_everything_is_on_the_disk_before_the_commit(
         assert path in synced, f"G1 Durable: {path} may be lost with the power"
         while (path := os.path.dirname(path)) != str(bench.data):
             assert path in synced, f"G1 Durable: {path} may not name its files after a power cut"
+
+
+def test_a_directory_whose_sync_fails_once_is_synced_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "warehouse" / "shop" / "file"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    synced: list[str] = []
+    failing = {str(tmp_path / "warehouse"), str(tmp_path)}
+
+    def fsync(name: str) -> None:
+        if name in failing:
+            failing.discard(name)
+            raise OSError(errno.EIO, name)
+        synced.append(name)
+
+    monkeypatch.setattr(local_io, "_fsync", fsync)
+    local_io._synced_directories.clear()
+    for _ in range(2):
+        with pytest.raises(OSError, match="Errno 5"):
+            local_io.sync_file(str(path))
+    local_io.sync_file(str(path))
+    wanted = [path.parent, tmp_path / "warehouse", tmp_path]
+    assert {str(each) for each in wanted} <= set(synced), "G1 Durable: a name may be lost"
 
 
 def test_a_table_can_be_made_where_the_namespace_is_not_ours_to_make(

@@ -56,6 +56,18 @@ def test_a_backlog_is_removed_in_small_steps() -> None:
     assert removed == list(range(1, 21))
 
 
+def test_what_a_job_holds_stays_however_many_and_old() -> None:
+    def left(held_from: int | None) -> list[int]:
+        return plan_expiry(
+            snapshots(10), keep=frozenset({10}), count_max=3, age_ms_max=1, now_ms=0,
+            held_from=held_from,
+        )  # fmt: skip
+
+    assert left(4) == [1, 2, 3]
+    assert left(0) == []
+    assert left(None) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
 @pytest.mark.parametrize(("files", "tier"), [(1, 0), (9, 0), (10, 1), (99, 1), (100, 2), (1000, 3)])
 def test_tiers(files: int, tier: int) -> None:
     assert tier_of(files) == tier

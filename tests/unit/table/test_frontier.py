@@ -15,7 +15,9 @@ from tidewater_worker.table.frontier import (
     Span,
     Verdict,
     decide,
+    gap_value,
     parse_frontiers,
+    parse_gaps,
     parse_starts,
 )
 
@@ -118,3 +120,18 @@ def test_a_damaged_frontier_is_refused(text: str) -> None:
 def test_a_damaged_start_is_refused(text: str) -> None:
     with pytest.raises(Corrupt, match=r"tidewater.start.3"):
         parse_starts({"tidewater.start.3": text})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "null", '[{"start":1}]', '[{"start":"1","end":2}]', '[{"start":-1,"end":2}]',
+             '[{"start":5,"end":2}]']
+)  # fmt: skip
+def test_a_damaged_gap_is_refused(text: str) -> None:
+    """The worker took negative offsets and texts for numbers, where the jobs refused the table."""
+    with pytest.raises(Corrupt, match=r"tidewater.gap.3"):
+        parse_gaps({"tidewater.gap.3": text})
+
+
+def test_gaps_are_in_order() -> None:
+    gaps = ((2, 4), (9, 12))
+    assert parse_gaps({"tidewater.gap.1": gap_value(gaps[::-1])}) == {1: gaps}

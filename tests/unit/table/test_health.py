@@ -6,39 +6,52 @@ import pytest
 
 from table_bench import Bench
 from table_fakes import TIME_US, message_batch
+from tidewater_core.compaction import HOUR_US, LATENESS_US
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_worker.table.health import LATENESS_US, HealthIndex, Tally, debt, span_of, tally
+from tidewater_worker.table.health import HealthIndex, Tally, debt, tally, unit_of
 from tidewater_worker.table.ranges import Bounds, FileRange, RangeIndex
 from tidewater_worker.table.view import view_of
 
-HOUR_US = 3_600_000_000
 SPEC = TopicSpec()
 TARGET = 1000
 
 
-def file(nbytes: int, hour: int) -> FileRange:
-    return FileRange("f", Bounds((0, 0), (0, 9), (hour * HOUR_US, hour * HOUR_US + 5)), nbytes)
+def file(nbytes: int, hour: int, group: int = 0) -> FileRange:
+    bounds = Bounds((0, 0), (0, 9), (hour * HOUR_US, hour * HOUR_US + 5))
+    return FileRange("f", bounds, nbytes, group=group)
 
 
 @pytest.mark.parametrize(
     ("files", "now_hour", "expected"),
     [
         ([], 5, (0, 0)),
-        ([file(10, 4), file(20, 4)], 5, (2, 30)),
-        ([file(10, 5), file(20, 5)], 5, (0, 0)),  # the open hour
-        ([file(10, 3), file(20, 4)], 5, (0, 0)),  # one each: nothing to join it with
-        ([file(10, 4), file(750, 4)], 5, (0, 0)),  # large enough
-        ([file(10, 4), file(749, 4), file(1, 3)], 5, (2, 759)),
+        ([file(10, 4)] * 5, 5, (5, 50)),
+        ([file(10, 5)] * 5, 5, (0, 0)),  # the open hour
+        ([file(10, 4)] * 4, 5, (0, 0)),  # few, and more may come
+        ([file(10, 4)] * 2, 28, (0, 0)),
+        ([file(10, 4)] * 2, 29, (2, 20)),  # closed for a day: nothing comes any more
+        ([file(10, 3), file(20, 4)], 50, (0, 0)),  # one each: nothing to join it with
+        ([file(10, 4, group=1), file(10, 4, group=2)], 50, (0, 0)),  # other partitions
+        ([file(10, 4), file(750, 4)], 50, (0, 0)),  # large enough
+        ([file(300, 4), file(749, 4), file(1, 3)], 5, (2, 1049)),  # they fill a target
     ],
 )
 def test_debt(files: list[FileRange], now_hour: int, expected: tuple[int, int]) -> None:
-    one = tally(files, TARGET, HOUR_US)
+    one = tally(files, TARGET, "hour")
     now_us = now_hour * HOUR_US + LATENESS_US
-    assert debt([one], HOUR_US, now_hour * HOUR_US) == debt([one], HOUR_US, now_us - HOUR_US)
-    assert debt([one], HOUR_US, now_us) == expected
+    just_before = now_hour * HOUR_US
+    assert debt([one], TARGET, "hour", just_before) == debt([one], TARGET, "hour", now_us - HOUR_US)
+    assert debt([one], TARGET, "hour", now_us) == expected
     # Spread over manifests it is the same.
-    parts = [tally([each], TARGET, HOUR_US) for each in files]
-    assert debt([*parts, Tally()], HOUR_US, now_us) == expected
+    parts = [tally([each], TARGET, "hour") for each in files]
+    assert debt([*parts, Tally()], TARGET, "hour", now_us) == expected
+
+
+def test_a_file_without_bounds_is_no_debt() -> None:
+    wide = FileRange("f", Bounds((0, 0), (0, 9), (0, (1 << 63) - 1)), 10)
+    for unit in (None, "hour", "day", "month", "year"):
+        one = tally([wide] * 9, TARGET, unit)
+        assert (one.files, debt([one], TARGET, unit, 10**17)) == (9, (0, 0))
 
 
 def test_health_of_a_table_reads_only_what_is_new(
@@ -89,4 +102,4 @@ def test_spans_follow_the_partitioning(bench: Bench) -> None:
     daily = TopicSpec.model_validate({"table": {"partitionBy": ["day(tw_time)"]}})
     bench.topic(daily, bench.log())
     metadata = bench.table().metadata
-    assert span_of(metadata.spec(), metadata.schema()) == 24 * HOUR_US
+    assert unit_of(metadata.spec(), metadata.schema()) == "day"

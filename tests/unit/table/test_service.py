@@ -1,5 +1,6 @@
 """The service: many topics on few threads, flush, state, closing."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from table_fakes import HandLog, assignment, message_batch, worker_settings
+from table_fakes import HandLog, assignment, flush, message_batch, worker_settings
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Conflict, Fenced, NotFound, Retryable
+from tidewater_core.errors import Conflict, Fenced, NotFound, Overloaded, Retryable
 from tidewater_worker.ports import Phase, TopicState
+from tidewater_worker.table import waiting
+from tidewater_worker.table.catalog import open_catalog
 from tidewater_worker.table.scheduler import Scheduler
 from tidewater_worker.table.service import TableService
 
@@ -53,10 +56,10 @@ def test_flush_waits_for_the_table(start: Start, tmp_path: Path) -> None:
     service.assign([assignment(SPEC, [log])])
     log.append(message_batch(SPEC, [b"1", b"2"]))
     service.durable(TOPIC, {0: log.end})
-    result = service.flush(TOPIC, {0: 2}, 20)
+    result = flush(service, TOPIC, {0: 2}, 20)
     assert result.frontier == {0: 2}
     assert result.snapshot_id is not None
-    assert service.flush(TOPIC, {0: 2}, 20) == result
+    assert flush(service, TOPIC, {0: 2}, 20) == result
     assert [b.num_rows for b in service.history(TOPIC, 0, 0, 2, 10)] == [2]
     assert service.stats(TOPIC)["table_rows"] == 2
 
@@ -64,20 +67,20 @@ def test_flush_waits_for_the_table(start: Start, tmp_path: Path) -> None:
 def test_a_flush_that_cannot_succeed_says_why(start: Start, tmp_path: Path) -> None:
     service, log = start(), log_of(tmp_path)
     with pytest.raises(NotFound, match="UnknownTopic"):
-        service.flush(TOPIC, {0: 1}, 1)
+        flush(service, TOPIC, {0: 1}, 1)
     service.assign([assignment(SPEC, [log], epoch=5)])
     with pytest.raises(NotFound, match="UnknownPartition"):
-        service.flush(TOPIC, {3: 1}, 1)
+        flush(service, TOPIC, {3: 1}, 1)
     with pytest.raises(Retryable, match="FlushTimeout"):
-        service.flush(TOPIC, {0: 1}, 0.2)
+        flush(service, TOPIC, {0: 1}, 0.2)
     log.append(message_batch(SPEC, [b"1"]))
     service.durable(TOPIC, {0: 1})
-    service.flush(TOPIC, {0: 1}, 20)
+    flush(service, TOPIC, {0: 1}, 20)
     other = start()
     log.append(message_batch(SPEC, [b"2"]))
     other.assign([assignment(SPEC, [log], epoch=4)])
     with pytest.raises(Fenced):
-        other.flush(TOPIC, {0: 2}, 20)
+        flush(other, TOPIC, {0: 2}, 20)
 
 
 def test_a_new_edge_is_told_the_state(tmp_path: Path) -> None:
@@ -119,14 +122,14 @@ def test_topics_come_and_go(start: Start, tmp_path: Path) -> None:
     for name, log in logs.items():
         log.append(message_batch(QUICK, [b"x"]))
         service.durable(name, {0: 1})
-        service.flush(name, {0: 1}, 20)
+        flush(service, name, {0: 1}, 20)
     service.assign([assignment(QUICK, [logs["shop/b"]], topic="shop/b")])
     assert [state.topic for state in service.states()] == ["shop/b"]
     service.durable("shop/a", {0: 2})
     service.assign([assignment(QUICK, [log], topic=name) for name, log in logs.items()])
     logs["shop/a"].append(message_batch(QUICK, [b"y"]))
     service.durable("shop/a", {0: 2})
-    assert service.flush("shop/a", {0: 2}, 20).frontier == {0: 2}
+    assert flush(service, "shop/a", {0: 2}, 20).frontier == {0: 2}
 
 
 class Repeated:
@@ -207,7 +210,7 @@ def test_a_fenced_partition_tells_the_epoch_it_must_come_after(
     service, log = start(), log_of(tmp_path)
     log.append(message_batch(SPEC, [b"1"]))
     service.assign([assignment(SPEC, [log], epoch=7)])
-    service.flush(TOPIC, {0: 1}, 20)
+    flush(service, TOPIC, {0: 1}, 20)
     late = start()
     late.assign([assignment(SPEC, [log], epoch=2)])
     until(lambda: late.states()[0].partitions[0].state is Phase.STOPPED)
@@ -218,7 +221,7 @@ def test_a_fenced_partition_tells_the_epoch_it_must_come_after(
     until(lambda: late.states()[0].partitions[0].state is Phase.RUNNING)
     log.append(message_batch(SPEC, [b"2"]))
     late.durable(TOPIC, {0: 2})
-    assert late.flush(TOPIC, {0: 2}, 20).frontier == {0: 2}
+    assert flush(late, TOPIC, {0: 2}, 20).frontier == {0: 2}
 
 
 def test_the_table_of_a_deleted_topic_goes_with_all_its_files(start: Start, tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_the_table_of_a_deleted_topic_goes_with_all_its_files(start: Start, tmp_
     for value in (b"1", b"2"):
         log.append(message_batch(SPEC, [value]))
         service.durable(TOPIC, {0: log.end})
-        service.flush(TOPIC, {0: log.end}, 20)
+        flush(service, TOPIC, {0: log.end}, 20)
     with pytest.raises(Retryable, match="TopicInUse"):
         service.drop_table(TOPIC)
     with pytest.raises(NotFound, match="UnknownTopic"):
@@ -245,8 +248,52 @@ def test_a_table_of_another_topic_is_not_dropped(start: Start, tmp_path: Path) -
     service, log = start(), log_of(tmp_path)
     log.append(message_batch(SPEC, [b"1"]))
     service.assign([assignment(SPEC, [log])])
-    service.flush(TOPIC, {0: 1}, 20)
+    flush(service, TOPIC, {0: 1}, 20)
     service.assign([assignment(SPEC, [], uuid="00000000-0000-0000-0000-00000000beef")])
     with pytest.raises(Conflict, match="TableNotOurs"):
         service.drop_table(TOPIC)
     assert service.stats(TOPIC)["table_rows"] == 1
+
+
+def test_so_many_flushes_may_wait(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "WAITING_MAX", 2)
+    service, log = start(), log_of(tmp_path)
+    service.assign([assignment(SPEC, [log])])
+    said: list[object] = []
+    for _ in range(2):
+        service.flush(TOPIC, {0: 1}, 20, said.append)
+    with pytest.raises(Overloaded, match="TooManyFlushes"):
+        service.flush(TOPIC, {0: 1}, 20, said.append)
+    log.append(message_batch(SPEC, [b"1"]))
+    service.durable(TOPIC, {0: 1})
+    until(lambda: len(said) == 2)
+    assert flush(service, TOPIC, {0: 1}, 20) == said[0] == said[1]
+
+
+def test_a_renamed_table_in_the_same_place_is_not_dropped_along(
+    start: Start, tmp_path: Path
+) -> None:
+    """A rename keeps the location: the topic made anew has its table in it, too."""
+    service, log = start(), log_of(tmp_path)
+    log.append(message_batch(SPEC, [b"kept"]))
+    service.assign([assignment(SPEC, [log])])
+    flush(service, TOPIC, {0: 1}, 20)
+    service.assign([assignment(SPEC, [])])
+    catalog = open_catalog(worker_settings(tmp_path).catalog)
+    renamed = catalog._catalog.rename_table("shop.orders", "shop.kept")
+    shutil.rmtree(tmp_path / "log")
+    service.close(5)
+
+    anew, log = start(), log_of(tmp_path)
+    log.append(message_batch(SPEC, [b"new"]))
+    anew.assign([assignment(SPEC, [log])])
+    flush(anew, TOPIC, {0: 1}, 20)
+    assert catalog.load(("shop", "orders")).location() == renamed.location()
+    anew.assign([assignment(SPEC, [])])
+    with pytest.raises(Conflict, match="SharedLocation"):
+        anew.drop_table(TOPIC)
+    assert anew.stats(TOPIC)["table_rows"] == 1
+    assert catalog.load(("shop", "kept")).scan().to_arrow().num_rows == 1
+    catalog.close()

@@ -1,8 +1,11 @@
 """One topic: what it flushes when, and what stops it (G7)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.table.refs import MAIN_BRANCH
 
@@ -12,7 +15,10 @@ from table_faults import FaultyCatalog
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_worker.log.reader import segment_name
 from tidewater_worker.ports import Phase
+from tidewater_worker.table import snapshot as snapshot_module
+from tidewater_worker.table import topic as topic_module
 from tidewater_worker.table.catalog import TableCatalog
+from tidewater_worker.table.committer import Committer
 from tidewater_worker.table.topic import RELOAD_S, TopicRun
 from tidewater_worker.table.topic_base import RECHECK_S
 
@@ -193,8 +199,10 @@ def test_a_damaged_frontier_doubles_no_row(bench: Bench, value: str | None) -> N
 
 
 def test_a_lost_frontier_is_noticed_even_when_the_snapshots_that_had_it_are_gone(
-    bench: Bench,
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As others may write them: only the frontiers that moved are in a summary.
+    monkeypatch.setattr(snapshot_module, "repeated_frontiers", lambda _view: {})
     logs = [bench.log(0), bench.log(1)]
     run = fill(bench, *logs)
     # From now on only partition 1 moves, until partition 0's snapshots have expired.
@@ -296,3 +304,75 @@ def test_trouble_is_told_and_taken_back(bench: Bench, tmp_path: Path) -> None:
     bench.settle(run)
     assert part(run) == (Phase.RUNNING, "")
     assert rows(bench) == [(0, 0)]
+
+
+def test_times_that_python_cannot_tell_reach_the_table(
+    bench: Bench, fields: Callable[..., TopicSpec]
+) -> None:
+    """They were taken once; their rows must not stop the table for all that follow (G2)."""
+    spec = fields(["day(at)"], at="timestamptz", day="date", n="long")
+    log = bench.log()
+    batch = message_batch(spec, [{"n": 1}, {"n": 2}])
+    far = {
+        "at": pa.array([0, 2**60]).view(pa.timestamp("us", "UTC")),
+        "day": pa.array([0, 2**30], pa.int32()).view(pa.date32()),
+    }
+    for name, column in far.items():
+        batch = batch.set_column(batch.schema.get_field_index(name), name, column)
+    log.append(batch)
+    run = bench.topic(spec, log)
+    bench.flush(run, log)
+    assert part(run) == (Phase.RUNNING, "")
+    assert rows(bench) == [(0, 0), (0, 1)]
+    bounds = [task.file.lower_bounds.keys() for task in bench.table().scan().plan_files()]
+    (n,) = (f.field_id for f in bench.table().schema().fields if f.name == "n")
+    assert all(n in found for found in bounds)
+
+
+def test_a_fault_that_nobody_foresaw_is_a_visible_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = bench.log()
+    run = fill(bench, log)
+    log.append(message_batch(RAW, [b"x"]))
+    run.inbox.durable({0: log.end})
+    run.step()
+    bench.clock.advance(10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(topic_module, "cut_batch", lambda *_, **__: [][1])
+        again = run.step()
+        assert part(run) == (Phase.RETRYING, "WorkerFault")
+        assert "IndexError" in run.state.partitions[0].message
+        assert again is not None
+        assert again > bench.clock.monotonic(), "not at once"
+    bench.settle(run)
+    assert part(run) == (Phase.RUNNING, "")
+    assert rows(bench) == [(0, n) for n in range(log.end)]
+
+
+def test_a_fault_in_the_middle_of_a_commit_ends_at_the_table(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = bench.log()
+    run = fill(bench, log)
+    log.append(message_batch(RAW, [b"x"]))
+    run.inbox.durable({0: log.end})
+    run.step()
+    bench.clock.advance(10.0)
+    perform = Committer.perform
+    asked = 0
+
+    def fails(self: Committer, *args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        done = perform(self, *args)
+        if asked == 1:
+            raise ValueError("after it was done")
+        return done
+
+    monkeypatch.setattr(Committer, "perform", fails)
+    run.step()
+    assert part(run) == (Phase.RETRYING, "WorkerFault")
+    bench.settle(run)
+    assert part(run) == (Phase.RUNNING, "")
+    assert rows(bench) == [(0, n) for n in range(log.end)]

@@ -18,8 +18,8 @@ def story(kind: str = "KeyShared") -> Story:
     places = [(0, 0), (1, 0), (0, 1), (0, 2)]
     return Story(
         kind,
-        [delivery(place, float(i)) for i, place in enumerate(places)],
-        [Ack(place, i + 0.2, i + 0.4) for i, place in enumerate(places)],
+        deliveries=[delivery(place, float(i)) for i, place in enumerate(places)],
+        acks=[Ack(place, i + 0.2, i + 0.4) for i, place in enumerate(places)],
     )
 
 
@@ -98,6 +98,18 @@ def test_what_is_delivered_is_what_is_stored() -> None:
     run.deliveries.append(delivery((0, 0), 0.1, value="other"))
     (line,) = told(run)
     assert line.startswith("G3 One stream: partition 0, offset 0 was delivered as 'other'")
+
+
+def test_a_filter_wants_its_own_and_nothing_else() -> None:
+    run = story("Shared")
+    run.prefix = "k"
+    (line,) = told(run)
+    assert line.startswith("G4 At least once: partition 1, offset 0 was delivered, which the fil")
+    run.deliveries = [each for each in run.deliveries if each.key == "k"]
+    assert told(run) == []
+    run.deliveries.pop()
+    (line,) = told(run)
+    assert "partition 0, offset 2 was never delivered" in line
 
 
 def test_an_offset_is_given_once() -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import uvicorn
 import uvloop
 
 from tidewater_coordination import connect_as
 from tidewater_core.clock import SystemClock
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker import memory
 from tidewater_worker.api.cluster import add_cluster
 from tidewater_worker.api.commits import add_commits
 from tidewater_worker.api.door import Door
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from tidewater_worker.flight.door import FlightDoor
 
 KEEP_ALIVE_S: Final = 75
+HEAPS_MAX: Final = 4
 SWITCH_INTERVAL_S: Final = 0.0002
 """A sync thread that comes back from fdatasync waits this long at most for a busy event loop to
 let it report; Python's default of 5 ms would be the ack latency under load."""
@@ -56,7 +59,11 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        log.error("cannot listen on %s:%d: %s", host, port, error.strerror)
+        raise SystemExit(1) from None
     return listener
 
 
@@ -182,7 +189,7 @@ async def serve(settings: WorkerSettings) -> None:
     add_commits(app, node)
     add_socket(app)
     sockets = Sockets(node, producing, dispatch, guard)
-    door: Any = app if guard is None else Door(app, guard, node)
+    door: Any = app if guard is None else Door(app, guard, node, settings.auth.namespace())
     # uvicorn only calls it: a function that makes connections serves as a class.
     http = partial(EdgeProtocol, node, producing, sockets, guard)
     server = _Server(_config(door, http, settings, tls))
@@ -227,9 +234,11 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s edge %(levelname)s %(message)s"
     )
+    memory.set_up(HEAPS_MAX)
     settings = WorkerSettings.from_json(Path(sys.argv[1]).read_text())
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    pa.array([None])  # imports pandas, if there is one: seconds that no message shall wait for
     gc.freeze()  # what the imports made stays anyway
     gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(serve(settings))

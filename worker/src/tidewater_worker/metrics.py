@@ -17,6 +17,7 @@ _HELP = {
     "tidewater_log_bytes": "gauge Bytes of segments.",
     "tidewater_log_sync_seconds": "gauge Recent write and fdatasync time of a group, by quantile.",
     "tidewater_partition_open": "gauge 1 if the partition takes messages.",
+    "tidewater_partition_refused": "gauge 1 while this worker's partition takes none, by reason.",
     "tidewater_inflight_bytes": "gauge Bytes of requests that wait for the log.",
     "tidewater_table_process_up": "gauge 1 if the table process is connected.",
     "tidewater_ready": "gauge 1 if the worker is ready.",
@@ -31,6 +32,14 @@ _HELP = {
     "tidewater_auth_reviews_total": "counter Answers about tokens and permissions, and failures.",
     "tidewater_partition_epoch": "gauge The epoch that the partition is owned with.",
     "tidewater_uncommitted_age_seconds": "gauge Age of the oldest message not in the table.",
+    "tidewater_table_files": "gauge Data files of the table.",
+    "tidewater_table_bytes": "gauge Bytes of its data files.",
+    "tidewater_table_rows": "gauge Its rows.",
+    "tidewater_table_small_files": "gauge Data files well below the target size.",
+    "tidewater_table_debt_files": "gauge Small files that compaction would join now.",
+    "tidewater_table_delete_files": "gauge Files of deleted rows that readers must apply.",
+    "tidewater_table_manifests": "gauge Manifests of its snapshot.",
+    "tidewater_table_snapshots": "gauge Snapshots that its metadata has.",
     "tidewater_subscription_backlog": "gauge Messages of this worker's partitions to be acked.",
     "tidewater_subscription_unacked": "gauge Messages that consumers hold.",
     "tidewater_subscription_oldest_seconds": "gauge Age of the oldest message that is not acked.",
@@ -41,6 +50,11 @@ _HELP = {
 
 
 Sample = tuple[str, str, float]
+_TABLE = (
+    "files", "bytes", "table_rows", "small_files", "debt_files", "delete_files", "manifests",
+    "snapshots",
+)  # fmt: skip
+"""What is told of a table's health."""
 
 
 def _worker(node: Node) -> Iterator[Sample]:
@@ -83,8 +97,10 @@ def _topics(node: Node) -> Iterator[Sample]:
         yield "tidewater_request_errors_total", labels, topic.counters["errors"]
         for number, partition in topic.partitions.items():
             one = f'{labels},partition="{number}"'
-            is_open = partition.is_open and partition.refusal is None
-            yield "tidewater_partition_open", one, float(is_open)
+            refused = partition.refused
+            yield "tidewater_partition_open", one, float(partition.is_open and refused is None)
+            if refused is not None and not partition.is_elsewhere:
+                yield "tidewater_partition_refused", f'{one},reason="{refused.reason}"', 1.0
             yield "tidewater_committed_offset", one, partition.table.next
             if (appender := partition.appender) is None:
                 continue
@@ -101,16 +117,31 @@ def _topics(node: Node) -> Iterator[Sample]:
                 yield "tidewater_log_sync_seconds", quantile, value_ms / 1000
 
 
+def _tables(node: Node) -> Iterator[Sample]:
+    """Every owner of some of a topic's partitions tells about its table: take the largest."""
+    now = node.clock.monotonic()
+    for topic in node.topics.values():
+        if all(partition.is_elsewhere for partition in topic.partitions.values()):
+            continue
+        said = node.table_health.of(topic, now)
+        labels = f'namespace="{topic.name.namespace}",topic="{topic.name.name}"'
+        for name in _TABLE:
+            if name in said:
+                yield f"tidewater_table_{name.removeprefix('table_')}", labels, said[name]
+
+
 def render(node: Node) -> str:
     """Write all metrics."""
     families: dict[str, list[str]] = {}
-    for name, labels, value in chain(_worker(node), _topics(node), _subscriptions(node)):
+    for name, labels, value in chain(
+        _worker(node), _topics(node), _tables(node), _subscriptions(node)
+    ):
         text = f"{name}{{{labels}}}" if labels else name
         families.setdefault(name, []).append(
             f"{text} {value:g}" if value % 1 else f"{text} {int(value)}"
         )
     lines = []
-    for name, samples in families.items():
+    for name, told in families.items():
         kind, _, text = _HELP[name].partition(" ")
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *told]
     return "\n".join(lines) + "\n"

@@ -12,11 +12,14 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from pydantic import ValidationError
+
 from tidewater_coordination.port import Coordination, RegisteredTopic
 from tidewater_core.clock import Clock, IdSource, SystemIds
 from tidewater_core.crd.change import topic_change_problems
+from tidewater_core.crd.explain import problems
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Invalid, NotFound, Overloaded, Retryable
+from tidewater_core.errors import Invalid, NotFound, Overloaded, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.cluster.committing import Committing
@@ -36,6 +39,7 @@ from tidewater_worker.log.recover import Recovered
 from tidewater_worker.log.syncpool import SyncPool
 from tidewater_worker.partition import Partition
 from tidewater_worker.ports import TopicAssignment, TopicState
+from tidewater_worker.table_health import TableHealth
 from tidewater_worker.topic import Topic
 
 TICK_S: Final = 1.0
@@ -54,6 +58,15 @@ def uuid_of(registered: RegisteredTopic) -> UUID:
         raise Invalid("InvalidUuid", f"topic {registered.topic} has no uuid: {error}") from error
 
 
+def spec_of(registered: RegisteredTopic) -> TopicSpec:
+    """Return a topic's spec, or raise that it cannot be read."""
+    try:
+        return TopicSpec.from_json(registered.spec)
+    except ValidationError as error:
+        said = "; ".join(problems(error, TopicSpec))
+        raise Invalid("InvalidSpec", f"this worker cannot read the spec: {said}") from error
+
+
 class Node:
     """Everything that the edge process serves."""
 
@@ -66,6 +79,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.clock = clock
+        self.ids = ids or SystemIds()
         self.topics: dict[str, Topic] = {}
         self.inflight_bytes = 0
         """Bytes of produce requests that are being received or wait for the log."""
@@ -78,8 +92,9 @@ class Node:
         self.disk_is_low = False
         self.disk_free_bytes = 0
         self.link = TableLink(settings.run_dir / "table.sock", self._assignments, self._on_state)
-        self.owning = Owning(self, coordination, ids or SystemIds())
-        self.forwarding = Forwarding(settings.worker_id, self.link, self.spawn)
+        self.table_health = TableHealth(self.link, self.spawn)
+        self.owning = Owning(self, coordination, self.ids)
+        self.forwarding = Forwarding(settings.worker_id, self.spawn)
         self.committing = Committing(self, coordination)
         self.topics_changed = False
         """Whether the table process has to hear of another topic or spec."""
@@ -90,6 +105,8 @@ class Node:
         self._frontier_waiters: dict[str, set[asyncio.Event]] = {}
         self.subscriptions: Callable[[], list[dict[str, Any]]] = list
         """What the subscriptions of this worker's partitions tell; `dispatch` says how."""
+        self.refused_subscriptions: Mapping[str, TidewaterError] = {}
+        """Those whose registered spec is not served, and why; `dispatch` knows."""
         self.state_listeners: list[Callable[[str], None]] = []
         """Called with a topic's name when the table process has said something about it."""
 
@@ -152,26 +169,33 @@ class Node:
         return found
 
     def sync_topic(self, registered: RegisteredTopic) -> Topic:
-        """Bring a topic to what the registry says; its partitions are `owning`'s."""
+        """Bring a topic to what the registry says; its partitions are `owning`'s.
+
+        One that is served goes on with the spec that it has where it cannot have the new one.
+        """
         topic = self.topics.get(registered.topic)
         if topic is not None:
             topic.phase = registered.phase
             if topic.spec_json == registered.spec:
                 topic.refused = None
                 return topic
-        spec = TopicSpec.from_json(registered.spec)
         if topic is None:
+            spec = spec_of(registered)
             topic = Topic(
                 TopicName.parse(registered.topic), uuid_of(registered), spec, registered.spec, {},
                 registered.phase,
             )  # fmt: skip
             self.topics[registered.topic] = topic
-        elif problems := topic_change_problems(topic.spec, spec):
-            if topic.refused is None:
-                log.error("topic %s keeps its spec: %s", registered.topic, "; ".join(problems))
-            topic.refused = Invalid("InvalidChange", "; ".join(problems))
-            return topic
         else:
+            try:
+                spec = spec_of(registered)
+                if found := topic_change_problems(topic.spec, spec):
+                    raise Invalid("InvalidChange", "; ".join(found))
+            except Invalid as error:
+                if topic.refused is None:
+                    log.error("topic %s keeps its spec: %s", registered.topic, error)
+                topic.refused = error
+                return topic
             topic.spec, topic.spec_json, topic.refused = spec, registered.spec, None
             for partition in topic.partitions.values():
                 if partition.appender is not None:
@@ -200,6 +224,7 @@ class Node:
 
     def make_appender(self, topic: Topic, partition: Partition, recovered: Recovered) -> Appender:
         """Make the writer of a partition's recovered log."""
+        recovered.producers.keep(self.settings.limits.producers_max)
         name, number = partition.topic, partition.number
         return Appender(
             partition.directory, topic.uuid, number, self._options(topic.spec), recovered,
@@ -223,14 +248,19 @@ class Node:
         dirty, self._dirty = self._dirty, {}
         if not dirty:
             return
-        self.link.durable(dirty)
         now = self.clock.monotonic()
+        told: dict[str, dict[int, int]] = {}
         for name, ends in dirty.items():
             partitions = self.topics[name].partitions if name in self.topics else {}
             for number, end in ends.items():
                 partition = partitions.get(number)
-                if partition is not None and partition.appender is not None:
-                    partition.pulse.durable(partition.appender, end, now)
+                if partition is None or partition.appender is None:
+                    continue
+                partition.pulse.durable(partition.appender, end, now)
+                if partition.frontier_known.is_set():  # else it hears of what was recovered alone
+                    told.setdefault(name, {})[number] = end
+        if told:
+            self.link.durable(told)
 
     def _on_state(self, state: TopicState) -> None:
         topic = self.topics.get(state.topic)
@@ -241,8 +271,8 @@ class Node:
         for listener in self.state_listeners:
             listener(state.topic)
 
-    async def wait_committed(self, topic: Topic, upto: dict[int, int], timeout_s: float) -> None:
-        """Wait until the table has all offsets below `upto`, partition by partition."""
+    async def wait_committed(self, topic: Topic, upto: dict[int, int], timeout_s: float) -> bool:
+        """Wait until the table has all offsets below `upto`; tell whether it came to that."""
         name = str(topic.name)
         waiter = asyncio.Event()
         self._frontier_waiters.setdefault(name, set()).add(waiter)
@@ -252,10 +282,9 @@ class Node:
                     waiter.clear()
                     await waiter.wait()
         except TimeoutError:
-            raise Retryable(
-                "NotInTableYet",
-                f"the messages are in the log, but not in the table after {timeout_s:.0f} s", 1_000,
-            ) from None  # fmt: skip
+            return False
+        else:
+            return True
         finally:
             self._frontier_waiters.get(name, set()).discard(waiter)
 

@@ -6,6 +6,12 @@
 An empty log cannot know where to begin: a table kept from before may have rows, so it waits for
 the frontier. A log with messages knows its end; it waits a moment for the frontier all the same,
 since a table that is ahead of its log (an import, a disk that lied) must not get an offset twice.
+Without an answer (the catalog is away) it goes on by itself, but until then the table process
+hears of nothing newer than what was recovered: it holds that end against the frontier, however
+far the log is by the time that the catalog comes back.
+
+A log that stopped (`Appender.failure`) refuses messages like any other reason does, and can still
+be read; `cluster.owning` opens it again after a while, by what its disk has then.
 """
 
 import asyncio
@@ -15,6 +21,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from tidewater_coordination.port import Ownership
 from tidewater_core.errors import (
@@ -81,6 +89,8 @@ class Partition:
     table: PartitionState = field(default_factory=PartitionState)
     refusal: TidewaterError | None = None
     """Why appends are refused; None while they are taken."""
+    leaving: TidewaterError | None = None
+    """Why they are refused while it is drained, whatever else is said of it meanwhile."""
     is_open: bool = False
     frontier_known: asyncio.Event = field(default_factory=asyncio.Event)
     owner: Ownership | None = None
@@ -91,12 +101,20 @@ class Partition:
     """The session that it was taken for."""
     drained: int | None = None
     """Everything up to here is in the table and it is about to be let go."""
+    unheard_at: float = 0.0
+    """Since when the registry knows of an earlier epoch than ours, or of none; 0 if it does not."""
     is_busy: bool = False
     """It is being opened or drained."""
     table_end: TableEnd | None = None
     """Set in a view of a partition whose owner is away."""
     retry_at: float = 0.0
     """When to try again to open it."""
+    reopen_at: float = 0.0
+    """When to open a log that stopped again; 0 before that is decided."""
+    recovered_end: int = 0
+    """Where the log ended when it was opened."""
+    acked_end: int = 0
+    """How far a log that stopped had acknowledged: no less may be found when it is opened."""
     pulse: Pulse = field(default_factory=Pulse)
 
     def assignment(self) -> PartitionAssignment | None:
@@ -104,16 +122,31 @@ class Partition:
         if self.appender is None or self.drained is not None:
             return None
         gap = None if self.owner is None else self.owner.gap
-        return PartitionAssignment(
-            self.epoch, str(self.directory), self.appender.durable_end, gap.end if gap else 0
-        )
+        is_known = self.frontier_known.is_set()
+        end = self.appender.durable_end if is_known else self.recovered_end
+        return PartitionAssignment(self.epoch, str(self.directory), end, gap.end if gap else 0)
 
     def begin(self, appender: Appender, epoch: int, session: str) -> None:
         """Open with a recovered log; appends wait for `open_when_known`."""
         self.appender, self.epoch, self.session = appender, epoch, session
         self.table = PartitionState()
         self.frontier_known = asyncio.Event()
-        self.refusal, self.is_open, self.is_elsewhere = None, False, False
+        self.recovered_end, self.acked_end = appender.next_offset, 0
+        self.reopen_at = self.unheard_at = 0.0
+        self.refusal = self.leaving = None
+        self.is_open = self.is_elsewhere = False
+
+    @property
+    def refused(self) -> TidewaterError | None:
+        """Why appends are refused, by us or by the log; None while they are taken."""
+        if self.appender is not None and self.appender.failure is not None:
+            return self.appender.failure
+        return self.refusal if self.leaving is None else self.leaving
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether its log has stopped and has to be opened again."""
+        return self.appender is not None and self.appender.failure is not None
 
     @property
     def remote_url(self) -> str:
@@ -134,28 +167,33 @@ class Partition:
 
     def ready(self) -> Appender:
         """Return the appender, or raise why appends are refused."""
-        if self.is_open and self.refusal is None:
-            assert self.appender is not None
-            return self.appender
-        if self.refusal is not None:
-            raise self.refusal
-        raise Retryable("PartitionOpening", f"{self.topic} partition {self.number} is opening", 200)
+        refused = self.refused
+        if refused is not None:
+            # Without the traces of earlier raises, which would keep every request in memory.
+            raise refused.with_traceback(None)
+        if not self.is_open:
+            raise self._opening()
+        assert self.appender is not None
+        return self.appender
+
+    def _opening(self) -> Retryable:
+        where = f"{self.topic} partition {self.number}"
+        return Retryable("PartitionOpening", f"{where} is opening", 200)
 
     def readable(self) -> Appender:
         """Return the appender for reading; a partition that stopped can still be read."""
         if self.table_end is not None:
             return self.table_end  # type: ignore[return-value]  # as far as readers look
         if self.appender is None:
-            raise self.refusal or Retryable(
-                "PartitionOpening", f"{self.topic} partition {self.number} is opening", 200
-            )
+            raise self._opening() if self.refusal is None else self.refusal.with_traceback(None)
         return self.appender
 
     def note(self, state: PartitionState) -> None:
         """Take what the table process says."""
         if state.epoch != self.epoch:
             return  # of an ownership that is over
-        self.table = state
+        start, self.table = self.table.start, state
+        self.note_start(start)  # retention moves it up while nothing is committed here
         if state.state is Phase.STOPPED:
             kind = Fenced if state.reason == "Fenced" else Conflict
             self.refusal = kind(state.reason, state.message)
@@ -163,7 +201,18 @@ class Partition:
             if self.refusal is not None and isinstance(self.refusal, (Fenced, Conflict)):
                 self.refusal = None
             self._check_frontier(state.next)
+            self._know_frontier()
+
+    def note_start(self, start: int) -> None:
+        """Take what the table says of its first offset, by whomever it was asked."""
+        if start > self.table.start:
+            self.table = msgspec.structs.replace(self.table, start=start)
+
+    def _know_frontier(self) -> None:
+        if not self.frontier_known.is_set():
             self.frontier_known.set()
+            if self.appender is not None:
+                self.appender.tell_durable()
 
     def note_backlog(self, bytes_max: int) -> None:
         """Push back on producers when more waits for the table than the log may hold (G6)."""
@@ -226,7 +275,8 @@ class Partition:
         if appender is not None:
             await appender.close()
         if refusal is not None:
-            self.appender, self.drained, self.is_open, self.session = None, None, False, ""
+            self.appender, self.drained, self.leaving = None, None, None
+            self.is_open, self.session = False, ""
         if not keep_lock:
             self.unlock()
 

@@ -190,8 +190,17 @@ class TableEngine(Protocol):
     def durable(self, topic: str, ends: dict[int, int]) -> None:
         """Note how far partitions are durable in the log."""
 
-    def flush(self, topic: str, upto: dict[int, int], timeout_s: float) -> FlushResult:
-        """Commit until every frontier reaches `upto`; blocks."""
+    def flush(
+        self,
+        topic: str,
+        upto: dict[int, int],
+        timeout_s: float,
+        answer: Callable[[FlushResult | TidewaterError], None],
+    ) -> None:
+        """Commit until every frontier reaches `upto`; `answer` is called once, later.
+
+        However many wait, other calls go on. `Overloaded` if there are too many.
+        """
 
     def history(
         self,

@@ -23,8 +23,8 @@ class Pulse:
     """What is measured of one partition. Times are `Clock.monotonic`'s."""
 
     __slots__ = (
-        "_bytes", "_end", "_lately", "_marks", "_messages", "_samples", "_segment", "quantiles_ms",
-        "touched",
+        "_bytes", "_end", "_found", "_lately", "_marks", "_messages", "_samples", "_segment",
+        "quantiles_ms", "touched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -32,6 +32,8 @@ class Pulse:
         """Something came since the quantiles were last computed."""
         self.quantiles_ms: dict[str, float] = {}
         self._end = 0
+        self._found: tuple[int, float] | None = None
+        """The mark of what was in the log at the start, until the table says what it has of it."""
         self._segment = (-1, 0)
         """The last segment's first offset, and its bytes."""
         self._messages = self._bytes = 0
@@ -46,8 +48,12 @@ class Pulse:
         self._end = appender.durable_end
         self._segment = _last(appender)
         self._marks.clear()
-        if appender.segments:
-            self._marks.append((self._end, now - max(age_s, 0.0)))
+        self._found = (self._end, now - max(age_s, 0.0)) if appender.segments else None
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the table has said how far it is; until then ages are of new messages."""
+        return self._found is None
 
     def durable(self, appender: "Appender", end: int, now: float) -> None:
         """Note how far the log is."""
@@ -69,6 +75,9 @@ class Pulse:
 
     def committed(self, frontier: int, now: float) -> None:
         """Note how far the table is."""
+        found, self._found = self._found, None
+        if found is not None and found[0] > frontier:
+            self._marks.appendleft(found)  # the rest came into the table before it was asked
         longest = 0.0
         while self._marks and self._marks[0][0] <= frontier:
             longest = max(longest, now - self._marks.popleft()[1])

@@ -5,7 +5,8 @@ that commits, deleted segments and a restarted table process in between do not m
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -14,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidewater_core import names
-from tidewater_core.errors import Corrupt, Invalid, NotFound, Retryable
+from tidewater_core.errors import Corrupt, Invalid, NotFound, Retryable, TidewaterError
 from tidewater_worker.filters.wanted import Wanted
 from tidewater_worker.log.appender import Appender
 from tidewater_worker.log.reader import LogBatch, LogReader
 from tidewater_worker.node import Node
-from tidewater_worker.partition import Partition
+from tidewater_worker.partition import OFFSET_MAX, Partition
 from tidewater_worker.ports import Sifted
 from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.topic import Topic
@@ -27,6 +28,7 @@ from tidewater_worker.topic import Topic
 STEP_BYTES: Final = 4 * 1024 * 1024
 SMALL_ROWS: Final = 16
 """Frames of so few messages are many: what all of them need is made once."""
+OFFSET_EXPIRED: Final = "OffsetExpired"
 _ALL: Final = 1 << 62
 
 
@@ -44,10 +46,18 @@ def log_of(partition: Partition) -> Appender:
     """
     appender = partition.readable()
     if partition.table_end is None and not partition.is_open and not appender.segments:
-        raise partition.refusal or Retryable(
+        if partition.refusal is not None:
+            raise partition.refusal.with_traceback(None)
+        raise Retryable(
             "PartitionOpening", f"{partition.topic} partition {partition.number} is opening", 200
         )
     return appender
+
+
+def _log_reader(partition: Partition) -> LogReader:
+    """Return a reader of the segments; their indexes, in the appender's memory, save it a walk."""
+    appender = partition.appender
+    return LogReader(partition.directory, () if appender is None else appender.segments)
 
 
 @dataclass(slots=True)
@@ -61,34 +71,40 @@ class PartitionReader:
     columns: Sequence[str] | None = None
     """These alone, partition, offset and time among them; None: all."""
 
-    async def batches(self, limit: int) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield batches of the table's schema up to the end of the log, at most `limit` rows."""
+    async def batches(
+        self, limit: int, end: int = OFFSET_MAX
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield batches of the table's schema up to the end of the log, at most `limit` rows.
+
+        None at or past the offset `end`: where offsets were lost, that is not a number of rows.
+        """
         schema = table_arrow_schema(self.topic.spec)
         if self.columns is not None:
             schema = pa.schema([field for field in schema if field.name in self.columns])
-        log = LogReader(self.partition.directory)
+        log = _log_reader(self.partition)
         try:
             while limit > 0:
                 appender = log_of(self.partition)
                 self.offset = self.partition.past_gap(self.offset)
-                if self.offset >= appender.end:
+                if self.offset >= min(appender.end, end):
                     return
                 if self.offset < appender.start:
-                    async for batch in self._history(appender, limit):
+                    async for batch in self._history(appender, limit, end):
                         limit -= batch.num_rows
                         yield batch
                     continue
                 for found in await self._log_step(appender, log):
                     skip = self.offset - found.base_offset
-                    batch = found.batch.slice(skip, min(found.rows - skip, limit))
+                    rows = min(found.rows - skip, limit, end - self.offset)
+                    batch = found.batch.slice(skip, rows)
                     batch = with_offsets(batch, schema, self.partition.number, self.offset)
                     self.offset += batch.num_rows
                     limit -= batch.num_rows
                     yield batch
-                    if limit <= 0:
+                    if limit <= 0 or self.offset >= end:
                         return
         finally:
-            log.close()
+            log.end()
 
     async def sifted(self, wanted: Wanted | None) -> AsyncGenerator[Sifted, None]:
         """Yield the wanted messages (None: all) up to the end of the log, in the table's columns.
@@ -97,7 +113,7 @@ class PartitionReader:
         looked at, or its statistics say that nothing in it is wanted, or it was lost with a volume.
         """
         schema = table_arrow_schema(self.topic.spec)
-        log = LogReader(self.partition.directory)
+        log = _log_reader(self.partition)
         try:
             while True:
                 appender = log_of(self.partition)
@@ -120,13 +136,13 @@ class PartitionReader:
                     kept = batch if wanted is None else wanted.keep(batch)
                     yield Sifted(start, self.offset, kept)
         finally:
-            log.close()
+            log.end()
 
     async def _sifted_history(
         self, appender: Appender, wanted: Wanted | None
     ) -> AsyncIterator[Sifted]:
         if wanted is None:
-            async for batch in self._history(appender, _ALL):
+            async for batch in self._history(appender, _ALL, OFFSET_MAX):
                 yield Sifted(self.offset - batch.num_rows, self.offset, batch)
             return
         end = self._history_end(appender)
@@ -143,7 +159,7 @@ class PartitionReader:
                 yield found
         except Invalid as error:
             if error.reason != "InvalidFilter":
-                raise
+                raise await self._named(error) from None
             # It is valid here: the table process has yet to hear of the topic's new columns.
             raise Retryable("HistoryNotReady", error.message, 500) from error
 
@@ -163,7 +179,7 @@ class PartitionReader:
         table = self.partition.table
         if self.offset < table.start:
             raise Gone(
-                "OffsetExpired",
+                OFFSET_EXPIRED,
                 f"offset {self.offset} is past retention; the first kept is {table.start}",
             )
         end = min(table.next, appender.start, self.partition.gap_after(self.offset))
@@ -173,18 +189,30 @@ class PartitionReader:
             )
         return end
 
-    async def _history(self, appender: Appender, limit: int) -> AsyncIterator[pa.RecordBatch]:
-        end = self._history_end(appender)
-        async for batch in self.node.link.history(
-            str(self.topic.name), self.partition.number, self.offset, end, limit, self.columns
-        ):
-            first = batch.column(names.TW_OFFSET)[0].as_py()
-            if first != self.offset:
-                raise Corrupt(
-                    "HistoryGap", f"offset {first} was read where {self.offset} is expected"
-                )
-            self.offset += batch.num_rows
-            yield batch
+    async def _history(
+        self, appender: Appender, limit: int, end: int
+    ) -> AsyncIterator[pa.RecordBatch]:
+        end = min(end, self._history_end(appender))
+        try:
+            async for batch in self.node.link.history(
+                str(self.topic.name), self.partition.number, self.offset, end, limit, self.columns
+            ):
+                first = batch.column(names.TW_OFFSET)[0].as_py()
+                if first != self.offset:
+                    raise Corrupt(
+                        "HistoryGap", f"offset {first} was read where {self.offset} is expected"
+                    )
+                self.offset += batch.num_rows
+                yield batch
+        except Invalid as error:
+            raise await self._named(error) from None
+
+    async def _named(self, error: Invalid) -> TidewaterError:
+        """Say of what the table no longer keeps that it is gone, and know it the next time."""
+        if error.reason != OFFSET_EXPIRED:
+            return error
+        await learn_starts(self.node, self.topic, [self.partition])
+        return Gone(OFFSET_EXPIRED, error.message)
 
 
 def with_offsets(
@@ -209,6 +237,21 @@ def _repeated(partition: int, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(partition, pa.int32()), rows)
 
 
+async def learn_starts(node: Node, topic: Topic, partitions: Iterable[Partition]) -> None:
+    """Ask the table for its first offsets, where it alone has them.
+
+    Retention raises them without a word to us: while nothing is committed, nobody else would say.
+    """
+    asked = [p for p in partitions if p.table.next > 0 and p.table.start < log_of(p).start]
+    if not asked:
+        return
+    with suppress(Retryable):  # the catalog is away: what is known is all there is to go by
+        bounds = await node.link.bounds(str(topic.name))
+        for partition in asked:
+            if partition.number in bounds:
+                partition.note_start(bounds[partition.number].start)
+
+
 async def position(
     node: Node, topic: Topic, partition: Partition, offset: int | None, timestamp_us: int | None
 ) -> int:
@@ -222,6 +265,7 @@ async def position(
             )
         return offset
     if timestamp_us is None:
+        await learn_starts(node, topic, [partition])
         return min(partition.table.start, appender.start)
     found = appender.tail.offset_at(timestamp_us)
     if found is not None:
@@ -241,7 +285,7 @@ def _offset_in_log(appender: Appender, partition: Partition, timestamp_us: int) 
         if segment.index.last_time_us >= timestamp_us or segment is appender.segments[-1]:
             begin = near if near is not None else segment.base_offset
             break
-    reader = LogReader(partition.directory)
+    reader = LogReader(partition.directory, appender.segments)
     try:
         while begin < appender.end:
             for found in reader.read(begin, appender.end, STEP_BYTES):

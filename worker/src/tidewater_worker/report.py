@@ -1,7 +1,6 @@
 """What a worker reports to the operator: all that it owns of a namespace, in one answer.
 
-Everything is read from memory. A table's health is what the table process last said; it is asked
-anew, in the background and a few at a time, after a table has moved on and the report was read.
+Everything is read from memory.
 """
 
 import asyncio
@@ -10,18 +9,16 @@ from typing import Any, Final
 
 import msgspec
 
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Corrupt, Retryable
+from tidewater_worker.log.appender import SESSION_LOST
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
+from tidewater_worker.ports import Phase
 from tidewater_worker.stats import gaps, readiness
 from tidewater_worker.topic import Topic
 
 BREATH_TOPICS: Final = 25
 """Topics described before others have their turn."""
-HEALTH_S: Final = 15.0
-"""A table's health is asked for at most this often."""
-HEALTH_AT_ONCE: Final = 2
-HEALTH_QUEUE_MAX: Final = 10_000
 
 
 class Reporter:
@@ -29,10 +26,6 @@ class Reporter:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._health: dict[str, tuple[int | None, float, dict[str, Any]]] = {}
-        """topic → snapshot, when it was asked for, what was said."""
-        self._asking = asyncio.Semaphore(HEALTH_AT_ONCE)
-        self._asked: set[str] = set()
 
     async def of(self, namespace: str) -> dict[str, Any]:
         """Return the report on a namespace."""
@@ -44,7 +37,7 @@ class Reporter:
                 await asyncio.sleep(0)
             if (said := self._topic(topic)) is not None:
                 topics.append(said)
-        self._health = {name: known for name, known in self._health.items() if name in node.topics}
+        node.table_health.keep(node.topics)
         disk = os.statvfs(node.settings.log_root)
         left = [one for one in owning.leaving.leftovers if one.topic.startswith(f"{namespace}/")]
         return {
@@ -57,8 +50,12 @@ class Reporter:
             "topics": topics,
             "subscriptions": [one for one in node.subscriptions() if one["namespace"] == namespace],
             "refused": [
-                {"topic": name, "reason": error.reason, "message": error.message}
-                for name, error in owning.refused.items()
+                {kind: name, "reason": error.reason, "message": error.message}
+                for kind, refused in (
+                    ("topic", owning.refused),
+                    ("subscription", node.refused_subscriptions),
+                )
+                for name, error in refused.items()
                 if name.startswith(f"{namespace}/")
             ],
             "leftovers": [msgspec.to_builtins(one) for one in left],
@@ -81,52 +78,27 @@ class Reporter:
             "sync": str(topic.spec.log.sync),
             "ack_ms": _ack_ms(owned),
             "freshness_ms": round(max(p.pulse.freshness_s(now) for p in owned) * 1000),
+            "freshness_known": all(p.pulse.is_known for p in owned),
             "committed_at_ms": (topic.state.committed_at_us if topic.state else 0) // 1000,
-            "table": self._table(topic, now),
+            "table": self._node.table_health.of(topic, now),
         }
-
-    # ---- table health
-
-    def _table(self, topic: Topic, now: float) -> dict[str, Any]:
-        name = str(topic.name)
-        snapshot = topic.state.snapshot_id if topic.state else None
-        known, asked_at, said = self._health.get(name, (None, -HEALTH_S, {}))
-        if snapshot is not None and known != snapshot and now - asked_at >= HEALTH_S:
-            self._ask(name, snapshot, now)
-        return said
-
-    def _ask(self, name: str, snapshot: int, now: float) -> None:
-        if name in self._asked or len(self._asked) >= HEALTH_QUEUE_MAX:
-            return
-        self._asked.add(name)
-
-        async def ask() -> None:
-            try:
-                async with self._asking:
-                    said = await self._node.link.stats(name)
-                self._health[name] = (snapshot, now, said)
-            except TidewaterError:
-                _, _, old = self._health.get(name, (None, 0.0, {}))
-                self._health[name] = (None, now, old)
-            finally:
-                self._asked.discard(name)
-
-        self._node.spawn(ask())
 
 
 def _partition(partition: Partition, now: float) -> dict[str, Any]:
     table, appender = partition.table, partition.appender
+    refused = partition.refused
+    if refused is None and appender is not None and not appender.may_append():
+        refused = Retryable("SessionLost", SESSION_LOST)
     found: dict[str, Any] = {
         "partition": partition.number,
         "epoch": partition.epoch,
-        "state": str(table.state) if appender is not None else "closed",
-        "open": partition.is_open and partition.refusal is None,
+        "state": _state(partition),
+        "open": partition.is_open and refused is None,
         "start": table.start,
         "committed": table.next,
     }
-    refusal = partition.refusal
-    if refusal is not None:
-        found |= {"reason": refusal.reason, "message": refusal.message}
+    if refused is not None:
+        found |= {"reason": refused.reason, "message": refused.message}
     elif table.reason:
         found |= {"reason": table.reason, "message": table.message}
     if appender is not None:
@@ -134,9 +106,18 @@ def _partition(partition: Partition, now: float) -> dict[str, Any]:
             "end": appender.end,
             "durable_end": appender.durable_end,
             "lag": max(appender.end - table.next, 0),
-            "oldest_uncommitted_ms": round(partition.pulse.oldest_s(now) * 1000),
+            "oldest_uncommitted_ms": round(partition.pulse.oldest_s(now) * 1000)
+            if partition.pulse.is_known
+            else None,
         }
     return found | gaps(partition)
+
+
+def _state(partition: Partition) -> str:
+    """Return how its rows come to the table; `stopped` also if the log gives none (G7)."""
+    if isinstance(partition.refused, Corrupt):
+        return str(Phase.STOPPED)
+    return str(partition.table.state) if partition.appender is not None else "closed"
 
 
 def _ack_ms(owned: list[Partition]) -> dict[str, float]:

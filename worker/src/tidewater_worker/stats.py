@@ -100,8 +100,8 @@ def _partition(node: Node, partition: Partition) -> dict[str, Any]:
     }
     if table.reason:
         found |= {"reason": table.reason, "message": table.message}
-    if partition.refusal is not None:
-        found |= {"reason": partition.refusal.reason, "message": partition.refusal.message}
+    if (refused := partition.refused) is not None:
+        found |= {"reason": refused.reason, "message": refused.message}
     if partition.appender is not None:
         appender = partition.appender
         found |= {

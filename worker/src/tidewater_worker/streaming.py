@@ -12,13 +12,15 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from tidewater_core import names
 from tidewater_core.errors import Fenced, Invalid, OutcomeUnknown, Retryable, TidewaterError
 from tidewater_worker.cluster.arrow_pieces import ArrowPieces
 from tidewater_worker.node import Node
-from tidewater_worker.partition import Partition
+from tidewater_worker.partition import OFFSET_MAX, Partition, TableEnd
+from tidewater_worker.ports import PartitionState, Phase
 from tidewater_worker.reading import PartitionReader, log_of, position
 from tidewater_worker.schema import table_arrow_schema
 from tidewater_worker.topic import Topic
@@ -26,6 +28,8 @@ from tidewater_worker.topic import Topic
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 END_HEADER: Final = b"tidewater-end-offset"
 """Of an answer in Arrow: where the partition ended when it began."""
+GAPS_HEADER: Final = b"tidewater-gaps"
+"""Of an answer in Arrow or NDJSON: what was lost with volumes from where it begins."""
 CALL_S: Final = 30.0
 LOOK_S: Final = 2.0
 """A wait looks this often whether the partition is still where it was."""
@@ -36,6 +40,7 @@ _ON_THE_WAY: Final = frozenset(
     {"OwnerUnreachable", "OwnerSilent", "OwnedElsewhere", "PartitionMoving", "PartitionOpening",
      "Fenced"}
 )  # fmt: skip
+Gaps = tuple[tuple[int, int], ...]
 _ALWAYS: Final = (names.TW_PARTITION, names.TW_OFFSET, names.TW_TIME)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -50,6 +55,48 @@ def chosen_columns(topic: Topic, columns: Sequence[str] | None) -> pa.Schema:
         known = ", ".join(schema.names)
         raise Invalid("UnknownColumn", f"there is no column {unknown[0]!r}; there are {known}")
     return pa.schema([field for field in schema if field.name in (*_ALWAYS, *columns)])
+
+
+def gaps_within(gaps: Gaps, begin: int, end: int) -> list[dict[str, int]]:
+    """Name the gaps that lie in [begin, end), or partly."""
+    return [{"start": a, "end": b} for a, b in gaps if a < end and b > begin]
+
+
+def gaps_header(lost: list[dict[str, int]]) -> dict[str, str]:
+    """Write the header that names gaps; none, no header."""
+    text = ",".join(f"{gap['start']}-{gap['end']}" for gap in lost)
+    return {GAPS_HEADER.decode(): text} if text else {}
+
+
+def parse_gaps(header: bytes) -> Gaps:
+    """Read what `gaps_header` wrote."""
+    pairs = [gap.split(b"-") for gap in header.split(b",") if gap]
+    return tuple((int(start), int(end)) for start, end in pairs)
+
+
+async def table_only(node: Node, partition: Partition, offset: int | None) -> Partition:
+    """Return a partition whose owner is away as far as the table has it.
+
+    By what those who follow the table share: however many read, the catalog is asked once per
+    `reader.pollInterval`.
+    """
+    followed = await node.link.follow(partition.topic, None, 0.0)
+    table = followed.partitions.get(partition.number, PartitionState(state=Phase.RUNNING))
+    if offset is not None and offset > table.next:
+        partition.ready()  # not ours: raises who has it
+    return Partition(
+        partition.topic, partition.number, partition.directory, partition.epoch,
+        table=table, table_end=TableEnd(table.next), refusal=partition.refusal,
+        owner=partition.owner, is_elsewhere=True,
+    )  # fmt: skip
+
+
+def rows_below(batch: pa.RecordBatch, end: int) -> pa.RecordBatch:
+    """Return the rows before an offset."""
+    offsets = batch.column(names.TW_OFFSET)
+    if not len(offsets) or offsets[-1].as_py() < end:
+        return batch
+    return batch.slice(0, int(np.searchsorted(offsets.to_numpy(), end)))
 
 
 class PartitionStream:
@@ -74,6 +121,7 @@ class PartitionStream:
         self._view = view
         """What to read; given for a request that another worker has passed on: none is asked."""
         self._remote_end = 0
+        self._gaps: Gaps = () if view is None else view.table.gaps
         self._snapshot: int | None = None
         """The table's, when a commit was last waited for."""
 
@@ -92,6 +140,10 @@ class PartitionStream:
         except TidewaterError:
             return self._remote_end
 
+    def lost(self, begin: int, end: int = OFFSET_MAX) -> list[dict[str, int]]:
+        """Name the offsets that were lost with volumes and that a read of [begin, end) passed."""
+        return gaps_within(self._gaps, begin, end)
+
     def is_live(self, offset: int) -> bool:
         """Tell whether a message is in this worker's memory."""
         partition = self._partition
@@ -108,8 +160,11 @@ class PartitionStream:
     async def _here(self, offset: int | None) -> Partition:
         """Return the partition as it can be read without its owner."""
         if self._view is not None or not self._partition.is_elsewhere:
-            return self._view or self._partition
-        return await self._node.forwarding.table_only(self._partition, offset)
+            found = self._view or self._partition
+        else:
+            found = await table_only(self._node, self._partition, offset)
+        self._gaps = found.table.gaps
+        return found
 
     # ---- where
 
@@ -118,6 +173,11 @@ class PartitionStream:
     ) -> None:
         """Go to an offset, to the first message not before a time, to the start or the end."""
         await self._patiently(lambda: self._begin(offset, timestamp_us, at_end))
+
+    async def begin_at(self, snapshot_id: int | None, tag: str | None) -> None:
+        """Go to where the partition was in a snapshot of the table, named by its id or tag."""
+        ends = await self._node.link.frontier_at(str(self._topic.name), snapshot_id, tag)
+        await self.begin(ends.get(self.number), None)
 
     async def _begin(self, offset: int | None, timestamp_us: int | None, at_end: bool) -> None:
         url = self._url
@@ -168,11 +228,8 @@ class PartitionStream:
             return await self._follow(wait_s)
         if not self._is_committed:
             return await log_of(partition).wait_past(self.offset, wait_s)
-        try:
-            await self._node.wait_committed(self._topic, {self.number: self.offset + 1}, wait_s)
-        except Retryable:
-            return False
-        return True
+        upto = {self.number: self.offset + 1}
+        return await self._node.wait_committed(self._topic, upto, wait_s)
 
     async def _follow(self, wait_s: float) -> bool:
         """Wait for a commit of rows whose owner is away: another worker may make it."""
@@ -185,7 +242,7 @@ class PartitionStream:
         if found is None or found.next <= self.offset:
             return False
         if self._view is not None:
-            self._view = await self._node.forwarding.table_only(self._partition, self.offset)
+            self._view = await table_only(self._node, self._partition, self.offset)
         return True
 
     async def _page(self, url: str, query: dict[str, Any], timeout_s: float) -> Any:
@@ -202,12 +259,14 @@ class PartitionStream:
 
     # ---- what
 
-    async def batches(self, limit: int) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield batches up to the end of the partition, at most `limit` rows."""
+    async def batches(
+        self, limit: int, end: int = OFFSET_MAX
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield batches up to the end of the partition, at most `limit` rows, all before `end`."""
         patience = _Patience(self._node.clock.monotonic)
-        while limit > 0:
+        while limit > 0 and self.offset < end:
             url = self._url
-            source = self._remote(url, limit) if url else self._local(limit)
+            source = self._remote(url, limit, end) if url else self._local(limit, end)
             try:
                 async with aclosing(source) as batches:
                     async for batch in batches:
@@ -220,21 +279,19 @@ class PartitionStream:
                 continue
             return
 
-    async def _local(self, limit: int) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _local(self, limit: int, end: int) -> AsyncGenerator[pa.RecordBatch, None]:
         partition = await self._here(self.offset)
         if self._is_committed:
-            limit = min(limit, partition.table.next - self.offset)
-        if limit <= 0:
-            return
+            end = min(end, partition.table.next)
         columns = None if self._columns is None else self.schema.names
         reader = PartitionReader(self._node, self._topic, partition, self.offset, columns)
-        async with aclosing(reader.batches(limit)) as batches:
+        async with aclosing(reader.batches(limit, end)) as batches:
             async for batch in batches:
                 self.offset = reader.offset
                 yield batch if columns is None else batch.select(columns)
 
-    async def _remote(self, url: str, limit: int) -> AsyncGenerator[pa.RecordBatch, None]:
-        query: dict[str, Any] = {"offset": self.offset, "limit": limit}
+    async def _remote(self, url: str, limit: int, end: int) -> AsyncGenerator[pa.RecordBatch, None]:
+        query: dict[str, Any] = {"offset": self.offset, "limit": min(limit, end - self.offset)}
         if self._columns is not None:
             query["columns"] = ",".join(self._columns)
         reply = await self._node.forwarding.proxy(
@@ -242,11 +299,16 @@ class PartitionStream:
         )
         if reply.status != 200:
             raise _told(reply.status, await reply.read())
-        self._remote_end = int(dict(reply.headers).get(END_HEADER, self._remote_end))
+        told = dict(reply.headers)
+        self._remote_end = int(told.get(END_HEADER, self._remote_end))
+        self._gaps = parse_gaps(told.get(GAPS_HEADER, b""))
         pieces = ArrowPieces()
-        async with aclosing(reply.chunks()) as chunks:  # type: ignore[type-var]
+        async with aclosing(reply.chunks()) as chunks:
             async for chunk in chunks:
-                for batch in pieces.feed(chunk):
+                for whole in pieces.feed(chunk):
+                    batch = rows_below(whole, end)
+                    if not batch.num_rows:
+                        return
                     self.offset = batch.column(names.TW_OFFSET)[-1].as_py() + 1
                     self._remote_end = max(self._remote_end, self.offset)
                     yield batch

@@ -12,7 +12,7 @@ from tidewater_coordination.port import TopicPhase
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound, TidewaterError
 from tidewater_core.names import TopicName
-from tidewater_worker.log.group import Rows
+from tidewater_worker.log.group import Rows, nulls
 from tidewater_worker.partition import Partition
 from tidewater_worker.ports import Commits, TopicAssignment, TopicState
 
@@ -66,7 +66,8 @@ class Topic:
             partition = self.partitions.get(number)
             if partition is not None:
                 partition.note(told)
-                partition.pulse.committed(partition.table.next, now)
+                if partition.frontier_known.is_set():
+                    partition.pulse.committed(partition.table.next, now)
 
     def partition(self, number: int) -> Partition:
         """Return a partition, or raise that there is none."""
@@ -149,4 +150,12 @@ def _take(payload: Payload, indices: list[int]) -> Payload:
             [payload.headers[i] for i in indices],
             [payload.values[i] for i in indices],
         )
-    return payload.take(pa.array(indices, pa.int32()))
+    places = pa.array(indices, pa.int32())
+    columns = [
+        # Most messages have no headers, and taking rows of a map is dear.
+        nulls(len(indices), column.type)
+        if column.null_count == len(column)
+        else column.take(places)
+        for column in payload.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=payload.schema)

@@ -23,11 +23,12 @@ from tidewater_core.errors import Corrupt
 from tidewater_worker.log.frame import SCHEMA_BYTES_MAX, decode_header
 from tidewater_worker.log.reader import list_segments, segment_name
 from tidewater_worker.log.recover import BROKEN_SUFFIX
-from tidewater_worker.log.segment import fsync_directory
+from tidewater_worker.log.segment import fsync_directory, make_directory
 
 VOLUME_FILE: Final = "volume-id"
 DRAINED_FILE: Final = "drained.json"
 LOCK_FILE: Final = "lock"
+EPOCH_FILE: Final = "epoch"
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -58,8 +59,8 @@ def volume_id(log_root: Path, ids: IdSource) -> str:
     path = log_root / VOLUME_FILE
     with suppress(FileNotFoundError):
         return path.read_text().strip()
-    log_root.mkdir(parents=True, exist_ok=True)
-    _write(path, f"{ids.uuid()}\n".encode())
+    make_directory(log_root, log_root.parent)
+    write_note(path, f"{ids.uuid()}\n".encode())
     return path.read_text().strip()
 
 
@@ -73,7 +74,7 @@ def read_drained(directory: Path) -> Drained | None:
 
 def write_drained(directory: Path, drained: Drained) -> None:
     """Note durably that a log is drained."""
-    _write(directory / DRAINED_FILE, msgspec.json.encode(drained))
+    write_note(directory / DRAINED_FILE, msgspec.json.encode(drained))
 
 
 def clear_drained(directory: Path) -> None:
@@ -81,6 +82,23 @@ def clear_drained(directory: Path) -> None:
     with suppress(FileNotFoundError):
         (directory / DRAINED_FILE).unlink()
         fsync_directory(directory)
+
+
+def read_epoch(directory: Path) -> int:
+    """Return the epoch that this volume last had a partition with; 0 if it is not known."""
+    try:
+        return int((directory / EPOCH_FILE).read_bytes())
+    except (OSError, ValueError):
+        return 0
+
+
+def note_epoch(directory: Path, epoch: int) -> None:
+    """Note the epoch of a partition, for the day when the registry knows an earlier one.
+
+    Not fsynced, and not worth an error: a registry that is as it should be knows it.
+    """
+    with suppress(OSError):
+        (directory / EPOCH_FILE).write_bytes(b"%d" % epoch)
 
 
 def clear_earlier_life(directory: Path, topic_uuid: UUID, *, is_first: bool) -> None:
@@ -149,7 +167,8 @@ def sweep_topic(topic: str, directory: Path) -> list[Leftover]:
     return kept
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_note(path: Path, data: bytes) -> None:
+    """Write a small file durably, all of it or nothing."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(data)

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,6 +15,7 @@ from tidewater.cli.sinks import SINKS, Sink
 from tidewater.client import Client
 from tidewater.reader import AsyncReader
 from tidewater.transport_async import AsyncTransport
+from tidewater.wire import Gap
 from tidewater_core.errors import Invalid, OutcomeUnknown, Overloaded, Retryable, TidewaterError
 
 NAME = "consume"
@@ -134,6 +136,7 @@ class Output:
         self._limit = limit
         # A progress line among messages on one terminal would only spoil both.
         self._progress = Progress("read", quiet=quiet or sys.stdout.isatty())
+        self._lost: set[tuple[int, Gap]] = set()
 
     @property
     def room(self) -> int:
@@ -145,6 +148,14 @@ class Output:
         count, next_offset = self.sink.take(body, self.room)
         self._progress.add(count, len(body))
         return next_offset
+
+    def tell_lost(self, gaps: Mapping[int, list[Gap]]) -> None:
+        """Say once of each gap that was read over that no message has its offsets."""
+        found = {(partition, gap) for partition, each in gaps.items() for gap in each}
+        for partition, gap in sorted(found - self._lost, key=lambda one: (one[0], one[1].start)):
+            offsets = f"offsets {gap.start} to {gap.end - 1} of partition {partition}"
+            sys.stderr.write(f"tidewater: {offsets} were lost with a volume\n")
+        self._lost |= found
 
     def close(self) -> None:
         """End the output."""
@@ -167,6 +178,7 @@ def _replay(
             room = out.room if isinstance(at, datetime) else min(out.room, end - at)
             answer = reader.response(partition, at, limit=room, accept=out.sink.accept)
             following = out.take(answer.body)
+            out.tell_lost(reader.gaps)
             if following is None:
                 break
             at = following
@@ -208,6 +220,7 @@ async def _tail(reader: AsyncReader, partition: int, at: int | datetime, out: Ou
         if out.room <= 0:
             return
         following = out.take(answer.body)
+        out.tell_lost(reader.gaps)
         if following is not None:
             at = following
             out.sink.flush()

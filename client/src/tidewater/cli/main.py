@@ -46,7 +46,7 @@ EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 EXIT_CODES: Final[tuple[tuple[type[TidewaterError], int, str], ...]] = (
-    (OutcomeUnknown, 4, "no answer came: it may or may not have happened"),
+    (OutcomeUnknown, 4, "no answer came, or a part was stored: look before trying again"),
     (Retryable, 3, "the server cannot be reached or cannot do it now: try again"),
     (Overloaded, 3, ""),
     (Fenced, 5, "another owner has taken over"),
@@ -131,9 +131,20 @@ def _run(command: Command, args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough (`| head`). Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except (OSError, UnicodeError) as error:
+        sys.stderr.write(f"tidewater: {type(error).__name__}: {error}\n")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return EXIT_FAILED
     return code
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _added() -> "dict[str, EntryPoint]":

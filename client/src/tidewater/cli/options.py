@@ -1,14 +1,19 @@
 """Arguments that the commands share, and the client they make."""
 
 import argparse
+import math
 import os
 from pathlib import Path
+from typing import Final
 
 from tidewater.client import Client
 from tidewater.credentials import Token
 from tidewater.origin import DEFAULT_URL
 from tidewater_core.errors import Invalid
 from tidewater_core.names import TopicName
+
+SECONDS_MAX: Final = 1_000_000.0
+"""Eleven days: what is far longer no system call takes."""
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +47,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="SECONDS",
         help="give up on an answer after this long (default: 30)",
@@ -67,6 +72,19 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a time above zero for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= SECONDS_MAX:  # NaN is neither
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds above zero, and {SECONDS_MAX:,.0f} at most"
+        )
+    return found
 
 
 def partition_number(text: str) -> int:

@@ -21,7 +21,7 @@ from tidewater.cli.options import (
 from tidewater.cli.progress import Progress
 from tidewater.producer import Producer
 from tidewater.wire import Message, Produced
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Invalid, OutcomeUnknown, TidewaterError
 
 NAME = "produce"
 HELP = """Send messages to a topic.
@@ -108,11 +108,15 @@ def run(args: argparse.Namespace) -> int:
             for batch in plan.batches():
                 if not batch.count:
                     continue
-                tally.add(batch.send(producer))
+                produced = batch.send(producer)
                 progress.add(batch.count, batch.nbytes)
-        except TidewaterError as error:
+                tally.add(produced)
+        except BrokenPipeError:
+            raise
+        except (TidewaterError, OSError, UnicodeError) as error:
             progress.finish(tally.text())
-            _locate(error, progress.messages)
+            if progress.messages:
+                raise _partly(error, progress.messages) from error
             raise
         except KeyboardInterrupt:
             progress.finish(tally.text())
@@ -129,10 +133,14 @@ class Batch:
     content_type: str
     count: int
     nbytes: int
+    is_unkeyed: bool = False
+    """No message has a key, for certain."""
 
     def send(self, producer: Producer) -> Produced:
         """Send it."""
-        return producer.send_body(self.body, self.content_type)
+        return producer.send_body(
+            self.body, self.content_type, (None,) if self.is_unkeyed else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +206,9 @@ class Plan:
         if self.style == "ndjson":
             lines = [line for line in lines if line.strip()]
             return Batch(b"\n".join(lines) + b"\n", wire.NDJSON, len(lines), nbytes)
-        return Batch(wire.encode_json(map(self._message, lines)), wire.JSON, len(lines), nbytes)
+        is_unkeyed = self.key is None and self.separator is None
+        body = wire.encode_json(map(self._message, lines))
+        return Batch(body, wire.JSON, len(lines), nbytes, is_unkeyed)
 
     def _message(self, line: bytes) -> Message:
         if self.separator is None:
@@ -268,7 +278,6 @@ def _open(path: str) -> int:
         raise Invalid("BadFile", f"cannot read {path}: {error.strerror}") from error
 
 
-def _locate(error: TidewaterError, stored: int) -> None:
-    """Say how far it came: the server counts from the start of the batch, people of the input."""
-    if stored:
-        error.message = f"{error.message} (in the batch after the first {stored:,} messages)"
+def _partly(error: Exception, stored: int) -> OutcomeUnknown:
+    """Say how far it came: to run it again as a whole would store the first messages twice."""
+    return OutcomeUnknown("PartlyStored", f"the first {stored:,} messages are stored; then {error}")

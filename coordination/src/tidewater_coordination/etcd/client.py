@@ -10,7 +10,8 @@ again when a server no longer knows it (it was idle, the server was started anew
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import grpc
@@ -24,6 +25,8 @@ ATTEMPT_S: Final = 1.5
 """For one server to answer one call."""
 CALL_S: Final = 5.0
 """For a call, over all servers."""
+HANG_UP_S: Final = 2.0
+"""Before a connection that was replaced is closed: the calls on it have had their time by then."""
 PAUSE_S: Final = 0.1
 RETRY_MS: Final = 1_000
 PAGE_KEYS: Final = 1_000
@@ -35,6 +38,9 @@ _OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A server that comes back may have another address. By default a name is asked for again only
+    # after 30 s, three times as long as a session lasts.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
 _PASSING: Final = frozenset(
     {
@@ -46,12 +52,33 @@ _PASSING: Final = frozenset(
         grpc.StatusCode.INTERNAL,
     }
 )
+_WITH_LEADER: Final = (("hasleader", "true"),)
+"""Asks a server to end a watch while it knows no leader; cut off from the others it would else be
+silent for ever, and what is silent looks like what has not changed."""
+_NOTHING: Final = grpc.aio.Metadata()
 _RIGHTS_CHANGED: Final = "revision of auth store is old"
 """etcd's words for a token from before a change of rights."""
 Unary: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 Streams: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _cut_off_is_an_error() -> Iterator[None]:
+    """Tell a call that ended with its connection from our own wish to end.
+
+    grpc.aio says both with a CancelledError, which ends a task without a word.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.CANCELLED, _NOTHING, _NOTHING, "the connection was closed"
+        ) from None
 
 
 def _channel(endpoint: str, login: Login) -> grpc.aio.Channel:
@@ -96,12 +123,15 @@ class EtcdClient:
             return
         log.warning("etcd's certificates were renewed")
         for channel in old:
-            task = asyncio.ensure_future(channel.close())
+            task = asyncio.create_task(_hang_up(channel))
             self._hanging_up.add(task)
             task.add_done_callback(self._hanging_up.discard)
 
     async def close(self) -> None:
         """Hang up."""
+        for task in self._hanging_up:
+            task.cancel()
+        await asyncio.gather(*self._hanging_up, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def _call(self, method: str, request: bytes, timeout_s: float = CALL_S) -> bytes:
@@ -113,10 +143,12 @@ class EtcdClient:
             at = self._current
             left_s = max(deadline - time.monotonic(), 0.05)
             try:
-                call: Unary = self._channels[at].unary_unary(method)
-                answer: bytes = await call(
-                    request, timeout=min(ATTEMPT_S, left_s), metadata=await self._metadata(at)
-                )
+                with _cut_off_is_an_error():
+                    metadata = await self._metadata(at)
+                    call: Unary = self._channels[at].unary_unary(method)
+                    answer: bytes = await call(
+                        request, timeout=min(ATTEMPT_S, left_s), metadata=metadata
+                    )
             except grpc.aio.AioRpcError as error:
                 self._next_after(at, error)
                 failed += 1
@@ -199,11 +231,12 @@ class EtcdClient:
             left_s = max(deadline - time.monotonic(), 0.05)
             call: Stream | None = None
             try:
-                metadata = await self._metadata(at)
-                calling: Streams = self._channels[at].stream_stream(wire.LEASE_KEEP_ALIVE)
-                call = calling(timeout=min(ATTEMPT_S, left_s), metadata=metadata)
-                await call.write(request)
-                answer = await call.read()
+                with _cut_off_is_an_error():
+                    metadata = await self._metadata(at)
+                    calling: Streams = self._channels[at].stream_stream(wire.LEASE_KEEP_ALIVE)
+                    call = calling(timeout=min(ATTEMPT_S, left_s), metadata=metadata)
+                    await call.write(request)
+                    answer = await call.read()
                 if not isinstance(answer, bytes):
                     raise Retryable("StoreAway", "etcd ended a renewal", RETRY_MS)
                 return wire.read_lease(answer)[1] > 0
@@ -216,16 +249,19 @@ class EtcdClient:
                 if call is not None:
                     call.cancel()
 
-    async def watch(self, key: bytes, end: bytes, revision: int) -> AsyncIterator[wire.WatchAnswer]:
+    async def watch(
+        self, key: bytes, end: bytes, revision: int
+    ) -> AsyncGenerator[wire.WatchAnswer, None]:
         """Yield the changes of a range from a revision on; raises when it cannot go on."""
         at = self._current
         call: Stream | None = None
         try:
-            metadata = await self._metadata(at)
-            calling: Streams = self._channels[at].stream_stream(wire.WATCH)
-            call = calling(metadata=metadata)
-            await call.write(wire.watch_request(key, end, revision))
-            while isinstance(answer := await call.read(), bytes):
+            with _cut_off_is_an_error():
+                metadata = await self._metadata(at)
+                calling: Streams = self._channels[at].stream_stream(wire.WATCH)
+                call = calling(metadata=metadata + _WITH_LEADER)
+                await call.write(wire.watch_request(key, end, revision))
+            while isinstance(answer := await _next(call), bytes):
                 told = wire.read_watch(answer)
                 if told.canceled:
                     raise Retryable("WatchCanceled", f"etcd: {told.cancel_reason}", RETRY_MS)
@@ -236,6 +272,19 @@ class EtcdClient:
         finally:
             if call is not None:
                 call.cancel()
+
+
+async def _next(call: Stream) -> object:
+    with _cut_off_is_an_error():
+        return await call.read()
+
+
+async def _hang_up(channel: grpc.aio.Channel) -> None:
+    """Close a connection when its calls are done; a watch is cut off, and begins on another."""
+    try:
+        await asyncio.sleep(HANG_UP_S)
+    finally:
+        await channel.close()
 
 
 def _is_about_token(error: grpc.aio.AioRpcError) -> bool:

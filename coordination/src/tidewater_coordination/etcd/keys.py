@@ -1,6 +1,6 @@
 """Where everything stands in etcd, below a prefix. Pure.
 
-    <prefix>/meta/topics/<ns>/<name>               {"topic", "uuid", "spec", "phase"?}
+    <prefix>/meta/topics/<ns>/<name>               {"topic", "uuid", "spec", "phase"?, …}
     <prefix>/meta/subscriptions/<ns>/<name>        {"name", "uuid", "spec"}
     <prefix>/meta/assignments/<ns>/<topic>         {"<partition>": "<worker>"}
     <prefix>/meta/workers/<id>                     {"worker_id", "url", …}, on the session's lease

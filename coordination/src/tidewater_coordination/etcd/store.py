@@ -7,9 +7,8 @@ if the first one landed the conditions no longer hold, and the decision is made 
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,7 +20,9 @@ from tidewater_coordination.etcd.keys import PREFIX, Keys
 from tidewater_coordination.etcd.login import Login
 from tidewater_coordination.etcd.mirror import Mirror, session_name
 from tidewater_coordination.port import (
+    GIVEN_UP_MAX,
     SESSION_TTL_S,
+    AcceptedLoss,
     CursorKey,
     Gap,
     Grant,
@@ -33,14 +34,17 @@ from tidewater_coordination.port import (
     WorkerInfo,
 )
 from tidewater_coordination.session import SessionKeeper
-from tidewater_core.errors import OutcomeUnknown, Retryable
+from tidewater_core.errors import Corrupt, OutcomeUnknown, Retryable
 
 ROUNDS_MAX: Final = 20
 """Attempts against others that change the same record."""
 CURSORS_PER_TXN: Final = 60
 """etcd takes 128 conditions in a transaction: one for each cursor and one for its partition."""
+CURSOR_BYTES_PER_TXN: Final = 1_000_000
+"""etcd takes requests of 1.5 MiB; a cursor larger than this goes alone."""
 CATCH_UP_S: Final = 2.0
 Named = TypeVar("Named", RegisteredTopic, RegisteredSubscription)
+Record = TypeVar("Record")
 
 
 class EtcdCoordination:
@@ -110,7 +114,7 @@ class EtcdCoordination:
         for _ in range(ROUNDS_MAX):
             found = (await self.client.range(key)).kvs
             if found and found[0].lease != lease:
-                rules.check_id_free(worker, msgspec.json.decode(found[0].value, type=WorkerInfo))
+                rules.check_id_free(worker, _read(found[0], WorkerInfo))
             answer = await self.client.txn(
                 [wire.is_at(key, found[0].mod_revision if found else 0)],
                 [wire.put(key, msgspec.json.encode(worker), lease)],
@@ -144,6 +148,13 @@ class EtcdCoordination:
         """Return everything but cursors."""
         return self._mirror.registry()
 
+    async def ask_registry(self) -> Registry:
+        """Return everything but cursors by a read of its own, not from the watch's memory.
+
+        For what cannot be undone: a watch may be behind, and nothing tells by how much.
+        """
+        return await self._mirror.ask()
+
     async def changed(self, since: int, timeout_s: float) -> int:
         """Wait until the version is not `since`, at most `timeout_s`; return it."""
         return await self._mirror.changed(since, timeout_s)
@@ -163,7 +174,7 @@ class EtcdCoordination:
         for _ in range(ROUNDS_MAX):
             found = (await self.client.range(key)).kvs
             if found:
-                known = msgspec.json.decode(found[0].value, type=type(wanted))
+                known = _read(found[0], type(wanted))
                 if known.spec == wanted.spec:
                     return known
                 wanted = msgspec.structs.replace(known, spec=wanted.spec)
@@ -181,7 +192,7 @@ class EtcdCoordination:
         key = self._keys.topic(topic)
         for _ in range(ROUNDS_MAX):
             found = (await self.client.range(key)).kvs
-            known = msgspec.json.decode(found[0].value, type=RegisteredTopic) if found else None
+            known = _read(found[0], RegisteredTopic) if found else None
             if known is None or known.uuid != uuid:
                 return False
             wanted = rules.moved_on(known, phase)
@@ -196,25 +207,34 @@ class EtcdCoordination:
                 return True
         raise _contended(key)
 
-    async def unregister_topic(self, topic: str) -> None:
-        """Forget a topic, its assignment, owners and cursors."""
+    async def unregister_topic(self, topic: str, *, keep_cursors: bool = False) -> None:
+        """Forget a topic, its assignment, owners and cursors (or those of nobody)."""
         owners, cursors = self._keys.owners(topic), self._keys.cursors(topic)
         await self._write(
             wire.delete(self._keys.topic(topic)),
             wire.delete(self._keys.assignment(topic)),
             wire.delete(owners, wire.prefix_end(owners)),
-            wire.delete(cursors, wire.prefix_end(cursors)),
+            *([] if keep_cursors else [wire.delete(cursors, wire.prefix_end(cursors))]),
         )
+        if keep_cursors:
+            prefix = self._keys.subscriptions.encode()
+            found = await self.client.range(prefix, wire.prefix_end(prefix), keys_only=True)
+            known = {kv.key.removeprefix(prefix).decode() for kv in found.kvs}
+            await self._delete_cursors(cursors, lambda name: name not in known)
 
     async def unregister_subscription(self, name: str) -> None:
         """Forget a subscription and its cursors."""
-        prefix = self._keys.all_cursors.encode()
+        await self._delete_cursors(self._keys.all_cursors.encode(), lambda of: of == name)
+        await self._write(wire.delete(self._keys.subscription(name)))
+
+    async def _delete_cursors(self, prefix: bytes, is_doomed: Callable[[str], bool]) -> None:
+        """Delete the cursors below a prefix whose subscription a rule names."""
         every = await self.client.range(prefix, wire.prefix_end(prefix), keys_only=True)
-        doomed = [kv.key for kv in every.kvs if self._keys.subscription_of_cursor(kv.key) == name]
+        names = [(kv.key, self._keys.subscription_of_cursor(kv.key)) for kv in every.kvs]
+        doomed = [key for key, name in names if is_doomed(name)]
         for begin in range(0, len(doomed), CURSORS_PER_TXN):
             some = doomed[begin : begin + CURSORS_PER_TXN]
             await self._write(*(wire.delete(key) for key in some))
-        await self._write(wire.delete(self._keys.subscription(name)))
 
     async def set_assignment(self, topic: str, partitions: Mapping[int, str]) -> None:
         """Say which worker should have which partition of a topic."""
@@ -272,14 +292,47 @@ class EtcdCoordination:
         assert record is not None
         return record
 
-    async def note_gap(self, topic: str, partition: int, epoch: int, gap: Gap) -> None:
-        """Record a gap by the partition's owner."""
+    async def accept_loss(
+        self, topic: str, uuid: str, accepted: AcceptedLoss, give_up: Sequence[int], reason: str
+    ) -> bool:
+        """Give partitions up by a person's word and remember the word, all or nothing.
+
+        False if there is no topic of that uuid, or the word was acted on before; `Conflict` if one
+        of the owners is there. No more than `GIVEN_UP_MAX` at once.
+        """
+        assert len(give_up) <= GIVEN_UP_MAX
+        key, workers = self._keys.topic(topic), self._keys.workers.encode()
+        places = [self._keys.owner(topic, number) for number in give_up]
+        for _ in range(ROUNDS_MAX):
+            found, sessions, *owners = await self.client.get_all(
+                wire.get(key), wire.get(workers, wire.prefix_end(workers)), *map(wire.get, places)
+            )
+            known = _read(found[0], RegisteredTopic) if found else None
+            if known is None or known.uuid != uuid:
+                return False
+            wanted = rules.accept_loss(known, accepted, give_up)
+            if wanted is None:
+                return False
+            live = {session_name(kv.lease): _read(kv, WorkerInfo) for kv in sessions}
+            lost = [
+                rules.give_up(topic, number, _owner(kvs, live), reason)
+                for number, kvs in zip(give_up, owners, strict=True)
+            ]
+            writes = {key: msgspec.json.encode(wanted)}
+            writes |= dict(zip(places, map(rules.record_of, lost), strict=True))
+            answer = await self.client.txn(
+                [wire.is_at(kv.key, kv.mod_revision) for kvs in (found, *owners) for kv in kvs],
+                [wire.put(place, value) for place, value in writes.items()],
+            )
+            if answer.succeeded:
+                await self._mirror.reaches(answer.revision, CATCH_UP_S)
+                return True
+        raise _contended(key)
+
+    async def begin(self, topic: str, partition: int, epoch: int, gap: Gap | None = None) -> None:
+        """Note that the owner has taken over what the last one left."""
         await self._change_owner(
-            topic,
-            partition,
-            lambda found: msgspec.structs.replace(
-                rules.held(topic, partition, found, epoch), gap=gap
-            ),
+            topic, partition, lambda found: rules.begun(topic, partition, found, epoch, gap)
         )
 
     async def _change_owner(
@@ -297,11 +350,8 @@ class EtcdCoordination:
             found, sessions = await self.client.get_all(
                 wire.get(key), wire.get(workers, wire.prefix_end(workers))
             )
-            live = {
-                session_name(kv.lease): msgspec.json.decode(kv.value, type=WorkerInfo)
-                for kv in sessions
-            }
-            record = decide(rules.owner_of(found[0].value, live) if found else None)
+            live = {session_name(kv.lease): _read(kv, WorkerInfo) for kv in sessions}
+            record = decide(_owner(found, live))
             if record is None:
                 return None
             answer = await self.client.txn(
@@ -358,10 +408,9 @@ class EtcdCoordination:
         items: Mapping[CursorKey, bytes],
         epochs: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
-        """Store progress; durable when it returns. Up to 60 at once are all or nothing."""
-        left = iter(items.items())
+        """Store progress; durable when it returns. All or nothing: up to 60, and about 1 MB."""
         async with self._storing:
-            while some := dict(islice(left, CURSORS_PER_TXN)):
+            for some in _portions(items):
                 await self._store(some, epochs or {})
 
     async def _store(
@@ -401,11 +450,38 @@ class EtcdCoordination:
         known = self._owner_revisions.get((topic, partition))
         if known is None or known[0] != epoch:
             found = (await self.client.range(key)).kvs
-            record = rules.owner_of(found[0].value, {}) if found else None
+            record = _read(found[0], Ownership) if found else None
             rules.held(topic, partition, record, epoch)
             known = (epoch, found[0].mod_revision)
             self._owner_revisions[topic, partition] = known
         return wire.is_at(key, known[1])
+
+
+def _portions(items: Mapping[CursorKey, bytes]) -> Iterator[dict[CursorKey, bytes]]:
+    """Divide cursors into transactions that etcd takes."""
+    some: dict[CursorKey, bytes] = {}
+    size = 0
+    for key, value in items.items():
+        full = len(some) >= CURSORS_PER_TXN or size + len(value) > CURSOR_BYTES_PER_TXN
+        if some and full:
+            yield some
+            some, size = {}, 0
+        some[key] = value
+        size += len(value)
+    if some:
+        yield some
+
+
+def _read(kv: wire.KeyValue, kind: type[Record]) -> Record:
+    try:
+        return msgspec.json.decode(kv.value, type=kind)
+    except msgspec.MsgspecError as error:
+        message = f"etcd has something unreadable at {kv.key.decode()}: {error}"
+        raise Corrupt("RecordUnreadable", message) from error
+
+
+def _owner(kvs: Sequence[wire.KeyValue], live: Mapping[str, WorkerInfo]) -> Ownership | None:
+    return rules.with_life(_read(kvs[0], Ownership), live) if kvs else None
 
 
 def _contended(key: bytes) -> Retryable:

@@ -123,11 +123,22 @@ class _Between(Generic[AmountT]):
         return value
 
 
+def cel_duration(text: str) -> str:
+    """Return CEL for the duration that a text stands for, days included.
+
+    CEL's duration() knows no days. Read as hours and again as minutes, they make a difference of
+    59 minutes each: that tells how many there are, and 86,340 s more make a day of each minute. A
+    number becomes a duration by way of timestamps: texts of unknown length are too dear.
+    """
+    hours, minutes = (f"duration({text}.replace('d', '{unit}'))" for unit in "hm")
+    days = f"({hours} - {minutes}).getMinutes() / 59"
+    return f"({minutes} + (timestamp({days} * 86340) - timestamp(0)))"
+
+
 def time_between(low: str, high: str) -> _Between[Duration]:
     """Bound a duration; the message names both ends."""
-    # CEL's duration() knows no days: such a text is left to the component that reads it.
     floor, ceiling = (f"duration('{Duration(end).ms}ms')" for end in (low, high))
-    rule = f"self.contains('d') || (duration(self) >= {floor} && duration(self) <= {ceiling})"
+    rule = f"[{cel_duration('self')}].all(t, t >= {floor} && t <= {ceiling})"
     return _Between(Duration(low), Duration(high), rule)
 
 

@@ -28,7 +28,7 @@ from tidewater_core.crd.base import (
 )
 from tidewater_core.crd.explain import problems
 from tidewater_core.crd.status import PoolStatus
-from tidewater_core.names import POOL_NAME_CHARS_MAX
+from tidewater_core.names import POOL_NAME_CHARS_MAX, POOL_WORKERS_ENDING
 from tidewater_core.settings import Limits
 from tidewater_core.units import ByteSize
 
@@ -128,7 +128,12 @@ class Pool(Model):
                 f" && self.metadata.name.size() <= {POOL_NAME_CHARS_MAX}",
                 f"a pool's name must be at most {POOL_NAME_CHARS_MAX} characters of a-z, 0-9 and "
                 "'-'",
-            )
+            ),
+            cel(
+                f"!self.metadata.name.endsWith('{POOL_WORKERS_ENDING}')",
+                f"a pool's name must not end in {POOL_WORKERS_ENDING}: another pool's Service may "
+                "have that name",
+            ),
         )
     )
 

@@ -90,7 +90,7 @@ class MaintenanceRun(StatusModel):
     steps: Text = ""
     """What it did, such as compact: done, expire: nothing-to-do."""
     outcome: Text = ""
-    """Succeeded or Failed."""
+    """Succeeded, Failed, or Refused: the API server did not take the Job."""
     job: Text = ""
     """Identity of its Job."""
     started: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})] = None
@@ -101,6 +101,10 @@ class MaintenanceRun(StatusModel):
     """Data files before."""
     files_after: Count = 0
     """Data files after."""
+    files_removed: Count = 0
+    """Files that it took out of the table or the bucket: joined, past retention, or orphans."""
+    snapshots_expired: Count = 0
+    """Snapshots that it expired."""
     core_seconds: Count = 0
     """What it cost."""
     message: Text = ""
@@ -112,6 +116,8 @@ class MaintenanceStatus(StatusModel):
 
     running: Text = ""
     """The Job that works on the table now; empty if none does."""
+    waiting: Text = ""
+    """Why that Job's driver does not run yet, after a minute."""
     next: Annotated[str | None, Field(json_schema_extra={"format": "date-time"})] = None
     """When the schedule asks for the next one."""
     manual: Text = ""

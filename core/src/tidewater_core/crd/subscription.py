@@ -211,8 +211,11 @@ class SubscriptionSpec(Model):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote; raises pydantic's ValidationError."""
-        return cls.model_validate_json(text)
+        """Read what `to_json` wrote, by any version; raises pydantic's ValidationError.
+
+        A newer version's fields are passed over: it is people whose unknown fields are errors.
+        """
+        return cls.model_validate_json(text, extra="ignore")
 
 
 class Subscription(Model):

@@ -20,6 +20,19 @@ TRANSFORM_PATTERN = (
     rf"|(bucket|truncate)\(\s*[0-9]{{1,6}}\s*,{_COLUMN}\))$"
 )
 
+PATH_PROPERTIES = (
+    "write.data.path",
+    "write.metadata.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
+)
+LOCATION_PROVIDER = "location-provider.impl"
+"""End of the properties by which engines are given code that names files."""
+PATHS_STAY = (
+    f"files stay below the table's location: {', '.join(PATH_PROPERTIES)} "
+    f"and *{LOCATION_PROVIDER} are refused"
+)
+
 
 class FieldSpec(Model):
     """One column of a typed topic."""
@@ -173,8 +186,21 @@ class TableSpec(Model):
     ] = Field(default=["hour(tw_time)"])
     """Partition fields: a column, hour(c), day(c), month(c), year(c), bucket(N, c) or
     truncate(W, c). An empty list makes a table without partitions."""
-    properties: Annotated[dict[str, str], Field(max_length=100)] = Field(default={})
-    """Table properties to set when the table is made, such as write.parquet.compression-level."""
+    properties: Annotated[
+        dict[str, str],
+        Field(
+            max_length=100,
+            json_schema_extra=rules(
+                cel(
+                    f"self.all(k, !(k in {list(PATH_PROPERTIES)})"
+                    f" && !k.endsWith('{LOCATION_PROVIDER}'))",
+                    PATHS_STAY,
+                )
+            ),
+        ),
+    ] = Field(default={})
+    """Table properties to set when the table is made, such as write.parquet.compression-level.
+    None that moves files out of the table's location: other tables' may be there."""
 
     @field_validator("name")
     @classmethod
@@ -203,6 +229,8 @@ class TableSpec(Model):
                     f"property {key!r}: names that begin with {RESERVED_PROPERTY_PREFIX} "
                     "are reserved"
                 )
+            if key in PATH_PROPERTIES or key.endswith(LOCATION_PROVIDER):
+                raise ValueError(f"property {key!r}: {PATHS_STAY}")
         return properties
 
     @property

@@ -15,6 +15,7 @@ from tidewater_core.crd.base import (
     Model,
     ObjectMeta,
     cel,
+    cel_duration,
     dns_label,
     rules,
     size_between,
@@ -32,6 +33,7 @@ from tidewater_core.crd.table import (
 )
 from tidewater_core.names import (
     POOL_NAME_CHARS_MAX,
+    POOL_WORKERS_ENDING,
     TW_KEY,
     TW_OFFSET,
     TW_PARTITION,
@@ -164,8 +166,7 @@ class TopicSpec(Model):
                 "a dedicated topic has workers of its own: leave pool out",
             ),
             cel(
-                "self.freshness.contains('d') || self.writer.flushInterval.contains('d')"
-                " || duration(self.freshness) >= duration(self.writer.flushInterval)",
+                f"{cel_duration('self.freshness')} >= {cel_duration('self.writer.flushInterval')}",
                 "freshness must not be shorter than writer.flushInterval",
             ),
         )
@@ -187,7 +188,17 @@ class TopicSpec(Model):
         dns_label("pool"),
         Field(
             max_length=POOL_NAME_CHARS_MAX,
-            json_schema_extra={**DNS_LABEL_EXTRA, "maxLength": POOL_NAME_CHARS_MAX},
+            # A rule of the API server alone: what is registered can always be read.
+            json_schema_extra={
+                **DNS_LABEL_EXTRA,
+                "maxLength": POOL_NAME_CHARS_MAX,
+                **rules(
+                    cel(
+                        f"!self.endsWith('{POOL_WORKERS_ENDING}')",
+                        f"a pool's name must not end in {POOL_WORKERS_ENDING}",
+                    )
+                ),
+            },
         ),
     ] = "default"
     """The pool of workers of this namespace that serves the topic."""
@@ -241,8 +252,11 @@ class TopicSpec(Model):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote; raises pydantic's ValidationError."""
-        return cls.model_validate_json(text)
+        """Read what `to_json` wrote, by any version; raises pydantic's ValidationError.
+
+        A newer version's fields are passed over: it is people whose unknown fields are errors.
+        """
+        return cls.model_validate_json(text, extra="ignore")
 
 
 class Topic(Model):

@@ -82,6 +82,8 @@ class Api:
         """Calls that may have changed something, since the start; renewals of the lease aside."""
         self.may_write: Callable[[], bool] = lambda: True
         """Whether we lead; asked before each such call."""
+        self.lease_paths: frozenset[str] = frozenset()
+        """Where the lease itself is written: whoever does not lead must be able to take it."""
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -130,7 +132,7 @@ class Api:
 
     def _note(self, method: str, path: str) -> None:
         """Count a call that changes something; refuse it if it is not ours to make."""
-        if method == "GET" or "/leases" in path:
+        if method == "GET" or path in self.lease_paths:
             return
         if not self.may_write():
             raise Retryable("NotLeading", f"{method} {path}: another operator may lead", 1_000)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from tidewater_core.errors import Invalid, Retryable
 from tidewater_core.names import LABEL_MANAGED_BY
 from tidewater_operator.cluster.api import (
     BUDGET,
@@ -66,6 +67,7 @@ async def gather(
     }
     return Snapshot(
         namespace=namespace,
+        uid=str(found["metadata"].get("uid", "")),
         is_terminating="deletionTimestamp" in found["metadata"],
         topics=_staying(topics),
         subscriptions=_staying(subscriptions),
@@ -76,6 +78,27 @@ async def gather(
         jobs=tuple(jobs),
         secrets=secrets,
     )
+
+
+async def cluster_id(api: Api) -> str:
+    """Return what tells this cluster from every other.
+
+    Without it nothing may be touched: the registry may be another cluster's.
+    """
+    try:
+        found = await api.get(NAMESPACE, None, "kube-system")
+    except ApiRefused as error:
+        if error.code != 403:
+            raise
+        raise Invalid(
+            "NoClusterId",
+            "the right to get namespaces/kube-system is missing: its uid tells this cluster from "
+            "every other. Give the operator a ClusterRole with the verb get on namespaces, also "
+            f"if it serves some namespaces alone (watchNamespaces): {error.message}",
+        ) from error
+    if found is None:
+        raise Retryable("NoClusterId", "there is no namespace kube-system", 1_000)
+    return str(found["metadata"]["uid"])
 
 
 async def _namespace(api: Api, name: str) -> Manifest | None:

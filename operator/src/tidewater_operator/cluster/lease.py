@@ -28,9 +28,11 @@ class Leadership:
     ) -> None:
         self._api, self._clock = api, clock
         self._namespace, self._identity, self._lease_s = namespace, identity, lease_s
+        api.lease_paths = frozenset({LEASE.path(namespace), LEASE.path(namespace, NAME)})
         self._seen = ""
         self._seen_at = 0.0
         self._renewed_at = -lease_s
+        self._running: asyncio.Task[None] | None = None
         self.leader = ""
         """Who leads, as far as we know."""
         self.asked_at = clock.monotonic()
@@ -44,7 +46,8 @@ class Leadership:
         return self._clock.monotonic() - self._renewed_at < self._lease_s * 0.8
 
     async def run(self) -> None:
-        """Try for ever."""
+        """Try until the lease is given away."""
+        self._running = asyncio.current_task()
         while True:
             try:
                 await self._round()
@@ -58,7 +61,10 @@ class Leadership:
             await asyncio.sleep(self._lease_s / 5)
 
     async def release(self) -> None:
-        """Let another lead at once."""
+        """Let another lead at once; what would renew the lease meanwhile is ended."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
         if not self.is_ours:
             return
         self._renewed_at = -self._lease_s

@@ -2,8 +2,17 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
-from tidewater_operator.cluster.api import CLUSTER_ROLE_BINDING, STATEFUL_SET, Api
+from tidewater_core.errors import Invalid
+from tidewater_core.names import LABEL_MANAGED_BY
+from tidewater_operator.cluster.api import (
+    BY_NAME,
+    CLUSTER_ROLE_BINDING,
+    STATEFUL_SET,
+    Api,
+    ApiRefused,
+)
 from tidewater_operator.model.compare import (
     RestartReason,
     covers,
@@ -11,9 +20,13 @@ from tidewater_operator.model.compare import (
     stamped,
     volume_bytes,
 )
-from tidewater_operator.model.names import ANNOTATION_HASH, WORKER_ACCOUNT, Manifest
+from tidewater_operator.model.names import ANNOTATION_HASH, MANAGER, WORKER_ACCOUNT, Manifest
 from tidewater_operator.observed import Key
 
+NAME_TAKEN: Final = "NameTaken"
+_ADOPTED: Final = frozenset({"Secret", "ServiceAccount"})
+"""Kinds that are ours by their names: a person may have made the account first, to bind it to a
+cloud's role, and a copy of a Secret may be its own source, in the release's namespace."""
 log = logging.getLogger(__name__)
 
 
@@ -28,6 +41,16 @@ def is_settled(live: Manifest | None, wanted: Manifest) -> bool:
     return same_hash and covers(live, wanted)
 
 
+async def make(api: Api, manifest: Manifest) -> None:
+    """Create an object; one of its name that is there by now is somebody's, and stays as it is."""
+    kind, namespace = BY_NAME[manifest["kind"]], manifest["metadata"]["namespace"]
+    try:
+        await api.create(kind, namespace, manifest)
+    except ApiRefused as error:
+        if error.code != 409:
+            raise
+
+
 async def settle(api: Api, objects: Mapping[Key, Manifest], manifest: Manifest) -> Manifest | None:
     """Apply a manifest unless it is there as it is; return what was written."""
     return await _settle(api, objects, stamped(manifest))
@@ -35,10 +58,38 @@ async def settle(api: Api, objects: Mapping[Key, Manifest], manifest: Manifest) 
 
 async def _settle(api: Api, objects: Mapping[Key, Manifest], wanted: Manifest) -> Manifest | None:
     kind, name = wanted["kind"], wanted["metadata"]["name"]
-    if is_settled(objects.get((kind, name)), wanted):
+    live = objects.get((kind, name))
+    if is_settled(live, wanted):
         return None
+    if live is None and kind not in _ADOPTED:
+        await _check_name(api, wanted)
     log.info("apply %s %s/%s", kind, wanted["metadata"].get("namespace"), name)
-    return await api.apply(wanted)
+    written = await api.apply(wanted)
+    if live is not None and _version(live) == _version(written):
+        return None  # somebody (a webhook, say) makes of it what was there before
+    return written
+
+
+async def _check_name(api: Api, wanted: Manifest) -> None:
+    """Refuse to write over what somebody else made; we know our own by their labels."""
+    kind, meta = wanted["kind"], wanted["metadata"]
+    there = await api.get(BY_NAME[kind], meta.get("namespace"), meta["name"])
+    if there is None:
+        return
+    marks = there["metadata"].get("labels") or {}
+    notes = there["metadata"].get("annotations") or {}
+    if marks.get(LABEL_MANAGED_BY) == MANAGER or ANNOTATION_HASH in notes:
+        return  # made meanwhile, or ours without its label
+    raise Invalid(
+        NAME_TAKEN,
+        f"{kind} {meta['name']} is there and is not the operator's (managed by "
+        f"{marks.get(LABEL_MANAGED_BY) or 'nobody who says so'}): it stays as it is. Remove it, "
+        "or give the pool another name",
+    )
+
+
+def _version(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("resourceVersion", ""))
 
 
 async def settle_set(

@@ -1,5 +1,6 @@
 """The watches: what changed marks its namespace."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import kopf
@@ -19,6 +20,9 @@ class Marker(Protocol):
 
     def mark(self, namespace: str, *, full: bool = True, known_only: bool = False) -> None:
         """Ask for a pass over a namespace."""
+
+    def hear(self, topic: Mapping[str, Any], *, gone: bool) -> None:
+        """Remember what a Topic says: it may be gone before anybody looks."""
 
 
 def watches(marker: Marker, hearing: Hearing, *, clusterwide: bool) -> kopf.OperatorRegistry:
@@ -40,6 +44,10 @@ def watches(marker: Marker, hearing: Hearing, *, clusterwide: bool) -> kopf.Oper
 
     for plural in ("topics", "subscriptions", "pools"):
         kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)(heard)
+
+    @kopf.on.event(GROUP, VERSION, "topics", registry=registry, id="last-words")
+    async def topic_told(type: str | None, body: Any, **_: Any) -> None:
+        marker.hear(body, gone=type == "DELETED")
 
     @kopf.on.event(
         "apps", "v1", "statefulsets", labels={LABEL_MANAGED_BY: MANAGER}, registry=registry

@@ -36,6 +36,16 @@ _WAITS: Final = {  # first wait and longest one
 """By whether a second try may help."""
 
 
+REMOVED_FILES: Final = ("rewritten_files", "retired_files", "orphans")
+IDLE_WAIT: Final = timedelta(hours=1)
+"""After a job that health asked for and that changed nothing: the next one would not, either."""
+DRIVER_LATE: Final = timedelta(minutes=1)
+"""A driver's pod that does not run after this time is told of: nodes and images take a moment."""
+DRIVER_WAIT_MAX: Final = timedelta(minutes=10)
+"""After this the job counts as failed: it holds a place that others wait for."""
+LOOK_GAP_MAX: Final = timedelta(minutes=5)
+"""Looks at a job that runs are closer than this, unless nobody led or etcd was away."""
+RETENTION_REFUSED: Final = "retention: refused"
 ANNOTATION_TRIGGER: Final = "tidewater.dev/trigger"
 """On a Job: why it was started."""
 
@@ -150,9 +160,10 @@ def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
         message = str(over.get("Failed", {}).get("message", ""))
     annotations = job["metadata"].get("annotations") or {}
     before, after = found.get("before") or {}, found.get("after") or {}
-    steps = ", ".join(
-        f"{step.get('job')}: {step.get('outcome')}" for step in found.get("steps") or ()
-    )
+    removed = found.get("removed") or {}
+    done = list(found.get("steps") or ())
+    steps = ", ".join(f"{step.get('job')}: {step.get('outcome')}" for step in done)
+    refused = [str(step.get("message", "")) for step in done if step.get("outcome") == "refused"]
     run: Manifest = {
         "job": job["metadata"]["uid"],
         "trigger": annotations.get(ANNOTATION_TRIGGER, ""),
@@ -163,10 +174,81 @@ def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
         "coreSeconds": round(float(said.get("core_seconds") or 0)),
         "filesBefore": int(before.get("files") or 0),
         "filesAfter": int(after.get("files") or 0),
-        "message": message[:1_000],
+        "filesRemoved": sum(int(removed.get(kind) or 0) for kind in REMOVED_FILES),
+        "snapshotsExpired": int(removed.get("expired_snapshots") or 0),
+        "message": (message or "; ".join(refused))[:1_000],
     }
     run = {key: value for key, value in run.items() if value not in ("", None)}
     return Ended(run, ok, bool(said.get("retry", True)))
+
+
+def is_podless(job: Manifest, pods: list[Manifest]) -> bool:
+    """Tell whether a job has begun, and there is no driver of it nor one on its way.
+
+    That is so for a moment between two tries, too. One that Kubernetes holds back (`suspend`) has
+    not begun.
+    """
+    status = job.get("status") or {}
+    return not pods and not status.get("active") and bool(status.get("startTime"))
+
+
+@dataclass(frozen=True)
+class Podless:
+    """A job that had no driver at each look of late."""
+
+    since: datetime
+    seen: datetime
+    """The last look."""
+
+    def again(self, now: datetime) -> "Podless":
+        """Look again; a time in which nobody looked does not count: a driver may have come."""
+        return Podless(self.since if now - self.seen < LOOK_GAP_MAX else now, now)
+
+
+def driver_wait(
+    pods: list[Manifest], podless: Podless | None
+) -> tuple[datetime, Manifest | None] | None:
+    """Return since when a job waits for its driver to run, and the pod, if there is one.
+
+    None if it does not. When the job began says nothing: it may have had drivers that ended.
+    """
+    newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), default=None)
+    if newest is None:
+        since = None if podless is None else podless.since
+    elif (newest.get("status") or {}).get("phase") == "Pending":
+        since = parse_time(newest["metadata"].get("creationTimestamp"))
+    else:
+        since = None
+    return None if since is None else (since, newest)
+
+
+def stuck(job: Manifest, message: str) -> Ended:
+    """Return the end of a job whose driver never began."""
+    limit_min = round(DRIVER_WAIT_MAX.total_seconds() / 60)
+    annotations = job["metadata"].get("annotations") or {}
+    run: Manifest = {
+        "job": job["metadata"]["uid"],
+        "trigger": annotations.get(ANNOTATION_TRIGGER, ""),
+        "outcome": "Failed",
+        "started": job["metadata"].get("creationTimestamp"),
+        "message": f"its driver did not start within {limit_min} minutes: {message}"[:1_000],
+    }
+    return Ended({k: v for k, v in run.items() if v not in ("", None)}, ok=False, retry=True)
+
+
+def refused(table: Table, trigger: Trigger, message: str, now: datetime) -> Ended:
+    """Return the end of a job that the API server did not take: a failure like any other."""
+    run: Manifest = {
+        # Of the last one that was: it has been told of, and what it left still counts.
+        "job": table.last.get("job"),
+        "filesAfter": table.last.get("filesAfter"),
+        "trigger": str(trigger),
+        "outcome": "Refused",
+        "started": format_time(now),
+        "message": message[:1_000],
+    }
+    run = {key: value for key, value in run.items() if value not in ("", None)}
+    return Ended(run, ok=False, retry=True)
 
 
 def _last_words(pods: list[Manifest]) -> Mapping[str, Any]:
@@ -188,9 +270,12 @@ def _last_words(pods: list[Manifest]) -> Mapping[str, Any]:
 
 def after_end(before: Mapping[str, Any], end: Ended, now: datetime) -> Manifest:
     """Return the status after a job has ended."""
-    found = {**before, "last": end.run, "running": ""}
+    found = {**before, "last": end.run, "running": "", "waiting": ""}
     if end.ok:
-        found |= {"failures": 0, "notBefore": None, "lastSuccess": format_time(now)}
+        wait_for = None
+        if end.run.get("trigger") == Trigger.HEALTH and not _changed(end.run):
+            wait_for = format_time(now + IDLE_WAIT)
+        found |= {"failures": 0, "notBefore": wait_for, "lastSuccess": format_time(now)}
     else:
         failures = int(before.get("failures", 0)) + 1
         first, longest = _WAITS[end.retry]
@@ -199,12 +284,24 @@ def after_end(before: Mapping[str, Any], end: Ended, now: datetime) -> Manifest:
     return found
 
 
+def _changed(run: Mapping[str, Any]) -> bool:
+    return ": done" in str(run.get("steps", ""))
+
+
 def maintained(table: Table, status: Mapping[str, Any], settings: MaintenanceSettings) -> Told:
     """Say whether the table is looked after."""
     last = status.get("last") or {}
     if last.get("outcome") == "Failed":
         message = str(last.get("message", "")) or "the last job failed"
         return fails("Maintained", "JobFailed", message)
+    if last.get("outcome") == "Refused":
+        message = f"the API server refuses the job: {last.get('message', '')}"
+        return fails("Maintained", "JobRefused", message)
+    if status.get("waiting"):
+        return fails("Maintained", "DriverPending", str(status["waiting"]))
+    if RETENTION_REFUSED in str(last.get("steps", "")):
+        message = str(last.get("message", "")) or "a subscription still needs what is past it"
+        return fails("Maintained", "RetentionRefused", message)
     if table.debt_files >= BEHIND_FACTOR * settings.small_files:
         return fails("Maintained", "Behind", "files pile up faster than jobs join them")
     if not last:

@@ -10,7 +10,7 @@ from tidewater_core.names import (
     LABEL_COMPONENT,
     LABEL_TOPIC,
 )
-from tidewater_core.units import ByteSize
+from tidewater_core.units import ByteSize, Duration
 from tidewater_operator.maintenance.decide import ANNOTATION_TRIGGER, Trigger
 from tidewater_operator.model.names import (
     CATALOG_SECRET,
@@ -151,6 +151,8 @@ def _driver(
     spark = spec.maintenance.spark
     args = ["tidewater-pipeline", "maintain", "--topic", f"{meta['namespace']}/{meta['name']}"]
     args += ["--settings", "/etc/tidewater/settings.json", "--memory", str(spark.driver_memory)]
+    # The rest of the time is that of what comes after compaction.
+    args += ["--budget", str(Duration(settings.maintenance.deadline.ms // 2))]
     if spread:
         args += ["--executors", str(spark.executors)]
         args += ["--executor-cores", str(spark.executor_cores)]

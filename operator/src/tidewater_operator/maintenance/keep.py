@@ -3,35 +3,45 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from tidewater_coordination.port import TopicPhase
-from tidewater_core.errors import TidewaterError
-from tidewater_core.names import ANNOTATION_MAINTAIN, LABEL_TOPIC
-from tidewater_operator.cluster.api import JOB, Api
+from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.names import ANNOTATION_MAINTAIN
+from tidewater_operator.cluster.api import JOB, Api, ApiRefused
 from tidewater_operator.cluster.events import Events
 from tidewater_operator.cluster.write import settle
 from tidewater_operator.conditions import Told, unknown
 from tidewater_operator.life import TopicCase, pool_of, registered_spec
 from tidewater_operator.maintenance.cron import next_after
 from tidewater_operator.maintenance.decide import (
+    DRIVER_LATE,
+    DRIVER_WAIT_MAX,
     Ended,
+    Podless,
     Table,
+    Trigger,
     after_end,
+    driver_wait,
     due,
     ended,
+    is_podless,
     maintained,
+    refused,
+    stuck,
 )
 from tidewater_operator.maintenance.job import account, job, job_name, wants_executors
 from tidewater_operator.model.names import (
     ETCD_SECRET,
     PIPELINE_ACCOUNT,
     Manifest,
-    owner,
+    owners,
     shared_labels,
 )
 from tidewater_operator.model.workers import role_binding
 from tidewater_operator.observed import Observed
+from tidewater_operator.other_status import pod_trouble
 from tidewater_operator.plan import Plan
 from tidewater_operator.report import topic_facts
 from tidewater_operator.settings import OperatorSettings
@@ -49,10 +59,13 @@ class Kept:
     """A job runs."""
     is_due: bool = False
     """One should be started, and this pass did not look at the jobs that there are."""
+    is_enabled: bool = True
+    """Tables are looked after at all."""
 
     def of(self, topic: str) -> tuple[Mapping[str, Any] | None, Told]:
         """Return a topic's maintenance status and condition."""
-        return self.statuses.get(topic, (None, unknown("Maintained", "Disabled")))
+        reason = "NotServed" if self.is_enabled else "Disabled"
+        return self.statuses.get(topic, (None, unknown("Maintained", reason)))
 
 
 class Maintenance:
@@ -62,23 +75,32 @@ class Maintenance:
         self._settings, self._api, self._events = settings, api, events
         self._running: dict[str, int] = {}
         """Namespace → jobs that run."""
+        self._podless: dict[str, dict[str, Podless]] = {}
+        """Namespace → uid of a job → how long it has had no driver; lost, it counts anew."""
+
+    def forget(self, namespace: str) -> None:
+        """Give back the places of a namespace's jobs: they end with its topics."""
+        self._running.pop(namespace, None)
+        self._podless.pop(namespace, None)
 
     async def keep(self, seen: Observed, decided: Plan, *, full: bool) -> Kept:
         """Collect what has ended, then start what is due."""
         if not self._settings.maintenance.enabled or not self._settings.pipeline_image:
-            return Kept()
+            return Kept(is_enabled=False)
         jobs = {one["metadata"]["name"]: one for one in seen.cluster.jobs}
         self._running[seen.cluster.namespace] = sum(1 for one in jobs.values() if _runs(one))
+        if full:
+            self._note_podless(seen)
         statuses: dict[str, tuple[Mapping[str, Any] | None, Told]] = {}
         is_due = False
         for case in decided.topics:
             table = _table(seen, case)
             if table is None:
                 continue
+            told = maintained(table, table.before, self._settings.maintenance)
+            statuses[case.name] = (table.before, told)  # stands unless more is found out
             if not full:  # what there is of jobs may be old: nothing is said or done by it
                 is_due = is_due or self._is_due(case, table, seen)
-                told = maintained(table, table.before, self._settings.maintenance)
-                statuses[case.name] = (table.before, told)
                 continue
             try:
                 statuses[case.name] = await self._topic(seen, decided, case, table, jobs)
@@ -87,12 +109,25 @@ class Maintenance:
         busy = bool(self._running[seen.cluster.namespace])
         return Kept(statuses, is_busy=busy, is_due=is_due)
 
+    def _note_podless(self, seen: Observed) -> None:
+        """Note which jobs have no driver; those that have one again, or are gone, are forgotten."""
+        before = self._podless.get(seen.cluster.namespace, {})
+        uids = [
+            str(one["metadata"]["uid"])
+            for one in seen.cluster.jobs
+            if is_podless(one, _pods_of(seen, one))
+        ]
+        first = Podless(seen.now, seen.now)
+        self._podless[seen.cluster.namespace] = {
+            uid: before.get(uid, first).again(seen.now) for uid in uids
+        }
+
     def _is_due(self, case: TopicCase, table: Table, seen: Observed) -> bool:
         return (
             not case.paused
             and not table.before.get("running")
             and due(table, self._settings.maintenance, seen.now) is not None
-            and self._has_room()
+            and self._has_room(seen.cluster.namespace)
         )
 
     async def _topic(
@@ -103,23 +138,32 @@ class Maintenance:
         table: Table,
         jobs: Mapping[str, Manifest],
     ) -> tuple[Mapping[str, Any], Told]:
-        status: Manifest = {**table.before, "running": ""}
+        status: Manifest = {**table.before, "running": "", "waiting": ""}
         found = jobs.get(job_name(case.name))
-        end = _end_of(seen, case, found)
+        pods = [] if found is None else _pods_of(seen, found)
+        end = None
         if found is not None:
+            end = ended(found, pods, f"{seen.cluster.namespace}/{case.name}")
+            podless = self._podless.get(seen.cluster.namespace, {}).get(found["metadata"]["uid"])
+            if end is None and (wait := driver_wait(pods, podless)) is not None:
+                status["waiting"] = _trouble(wait, seen.now)
+                if seen.now - wait[0] >= DRIVER_WAIT_MAX and not case.paused:
+                    end = stuck(found, status.pop("waiting"))
+        is_news = end is None or end.run["job"] != table.last.get("job")
+        if found is not None and is_news:
             # Said again from the Job itself: we may have been stopped after we made it.
             word = (found["metadata"].get("annotations") or {}).get(ANNOTATION_MAINTAIN, "")
             status["manual"] = word or status.get("manual", "")
             status["running"] = job_name(case.name) if end is None else ""
             table = replace(table, before=status)
-        if found is not None and end is not None and end.run["job"] != table.last.get("job"):
+        if found is not None and end is not None and is_news:
+            if _runs(found):  # its place is given to others
+                meta = found["metadata"]
+                await self._api.delete(JOB, seen.cluster.namespace, meta["name"], meta["uid"])
             status = after_end(status, end, seen.now)
             await self._tell_end(case, end)
         elif not case.paused and (found is None or end is not None):
-            started = await self._start(seen, decided, case, table, found)
-            status["running"] = job_name(case.name) if started else ""
-            status["manual"] = table.manual[:1_000] if started else status.get("manual", "")
-            status["manual"] = status["manual"] or table.before.get("manual", "")
+            status |= await self._start(seen, decided, case, table, found)
         at = next_after(table.spec.maintenance.schedule, seen.now)
         status["next"] = None if at is None else format_time(at)
         status = {key: value for key, value in status.items() if value not in ("", None)}
@@ -132,11 +176,35 @@ class Maintenance:
         case: TopicCase,
         table: Table,
         old: Manifest | None,
-    ) -> bool:
-        """Start a job if one is due; return whether one was."""
+    ) -> Mapping[str, Any]:
+        """Start a job if one is due; return what that changes in the status."""
         trigger = due(table, self._settings.maintenance, seen.now)
-        if trigger is None or not self._has_room():
-            return False
+        if trigger is None or not self._has_room(seen.cluster.namespace):
+            return {}
+        word = table.manual[:1_000] or table.before.get("manual", "")
+        try:
+            if not await self._make(seen, decided, case, table, trigger, old):
+                return {}
+        except Invalid as error:
+            if (
+                isinstance(error, ApiRefused) and error.code == 409
+            ):  # it is there, or not as we saw it: the next pass looks again
+                raise
+            end = refused(table, trigger, error.message, seen.now)
+            await self._tell_end(case, end)
+            return {**after_end(table.before, end, seen.now), "manual": word}
+        return {"running": job_name(case.name), "manual": word}
+
+    async def _make(
+        self,
+        seen: Observed,
+        decided: Plan,
+        case: TopicCase,
+        table: Table,
+        trigger: Trigger,
+        old: Manifest | None,
+    ) -> bool:
+        """Make a job; False while its predecessor has to go first."""
         namespace = seen.cluster.namespace
         if old is not None:  # its name is needed; the next pass starts the new one
             uid = old["metadata"]["uid"]
@@ -165,16 +233,17 @@ class Maintenance:
         await self._events.tell(case.manifest, f"Maintenance{trigger}", message)
         return True
 
-    def _has_room(self) -> bool:
-        return sum(self._running.values()) < self._settings.maintenance.max_jobs
+    def _has_room(self, namespace: str) -> bool:
+        """Tell whether another job may run: half of the places are kept from any one namespace."""
+        most = self._settings.maintenance.max_jobs
+        mine = self._running.get(namespace, 0)
+        return sum(self._running.values()) < most and mine < (most + 1) // 2
 
     async def _prepare(self, seen: Observed, decided: Plan, *, spread: bool) -> None:
         head = {
             "namespace": seen.cluster.namespace,
             "labels": shared_labels(),
-            "ownerReferences": [
-                owner(case.pool, controller=False) for case in decided.pools if case.pool
-            ],
+            "ownerReferences": owners(case.manifest for case in decided.pools),
         }
         await settle(self._api, seen.cluster.objects, account(head))
         if spread:
@@ -186,8 +255,10 @@ class Maintenance:
         run = end.run
         if end.ok:
             message = (
-                f"{run.get('filesBefore', 0)} files became {run.get('filesAfter', 0)} in "
-                f"{run.get('seconds', 0)} s ({run.get('coreSeconds', 0)} core seconds)"
+                f"{run.get('filesBefore', 0)} files became {run.get('filesAfter', 0)} "
+                f"({run.get('filesRemoved', 0)} removed, {run.get('snapshotsExpired', 0)} "
+                f"snapshots expired) in {run.get('seconds', 0)} s "
+                f"({run.get('coreSeconds', 0)} core seconds)"
             )
             await self._events.tell(case.manifest, "MaintenanceDone", message)
         else:
@@ -220,13 +291,21 @@ def _runs(job: Manifest) -> bool:
     )
 
 
-def _end_of(seen: Observed, case: TopicCase, found: Manifest | None) -> Ended | None:
-    if found is None:
-        return None
-    pods = [
+def _pods_of(seen: Observed, job: Manifest) -> list[Manifest]:
+    """Return the drivers of a job."""
+    return [
         pod
         for pod in seen.cluster.pods
-        if pod["metadata"].get("labels", {}).get(LABEL_TOPIC) == case.name
-        and pod["metadata"].get("labels", {}).get("job-name") == found["metadata"]["name"]
+        if pod["metadata"].get("labels", {}).get("job-name") == job["metadata"]["name"]
     ]
-    return ended(found, pods, f"{seen.cluster.namespace}/{case.name}")
+
+
+def _trouble(wait: tuple[datetime, Manifest | None], now: datetime) -> str:
+    """Say why a driver does not run; nothing while it has only just been asked for."""
+    since, pod = wait
+    if now - since < DRIVER_LATE:
+        return ""
+    if pod is None:
+        return "no pod could be made for the job; its events say why"
+    found = pod_trouble(pod)
+    return "its pod is Pending" if found is None else f"{found.reason}: {found.message}"[:1_000]

@@ -1,14 +1,16 @@
 """Whether an object must be written, and what a change means for its workers. Pure.
 
-What we want is compared with what is there field by field; fields that others set are theirs. That
-cannot tell that we no longer want a field, so a hash of what was applied stands beside it.
+What we want is compared with what is there field by field; fields that others set are theirs, and
+so are items that others put into lists whose items are told apart by a key: applying what we want
+would leave them there. That cannot tell that we no longer want a field, so a hash of what was
+applied stands beside it.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from tidewater_operator.model.names import ANNOTATION_CONFIG, ANNOTATION_HASH, Manifest
 
@@ -16,6 +18,21 @@ _SUFFIXES = {
     "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
 }  # fmt: skip
+
+_MERGED_BY: Final = {
+    "containers": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "ports": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""Lists that others may add to, and what tells their items apart. Where our items have no such key
+(the ports of a NetworkPolicy) the list is ours as a whole."""
+_SHARED: Final = frozenset({"ownerReferences", "tolerations"})
+"""Lists that others may add to whose items have no key."""
 
 
 def digest(value: Any) -> str:
@@ -35,10 +52,7 @@ def covers(live: Any, wanted: Any) -> bool:
     """Tell whether everything that is wanted is there."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
-            _is_owned(live.get(key), value)
-            if key == "ownerReferences"
-            else covers(live.get(key), value)
-            for key, value in wanted.items()
+            _covers_field(key, live.get(key), value) for key, value in wanted.items()
         )
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return (
@@ -52,9 +66,15 @@ def covers(live: Any, wanted: Any) -> bool:
     return bool(live == wanted) or _same_quantity(live, wanted)
 
 
-def _is_owned(live: Any, wanted: Sequence[Any]) -> bool:
-    """Tell whether all our references are there; others may have added theirs."""
-    return all(any(covers(one, other) for one in live or ()) for other in wanted)
+def _covers_field(key: str, live: Any, wanted: Any) -> bool:
+    """Compare a field; of lists that others may add to it is enough that all of ours is there."""
+    if key in _SHARED:
+        return all(any(covers(one, other) for one in live or ()) for other in wanted)
+    by = _MERGED_BY.get(key, ())
+    if not by or any(name not in item for item in wanted for name in by):
+        return covers(live, wanted)
+    there = {tuple(item.get(name) for name in by): item for item in live or ()}
+    return all(covers(there.get(tuple(item[name] for name in by)), item) for item in wanted)
 
 
 def _same_quantity(one: Any, other: Any) -> bool:
@@ -97,7 +117,8 @@ def restart_reasons(live: Manifest, wanted: Manifest) -> list[RestartReason]:
     if covers(old, new):
         return []
     found = []
-    before, after = (item["spec"]["containers"][0] for item in (old, new))
+    after = new["spec"]["containers"][0]
+    before = container_of(old, after["name"])
     if before.get("image") != after.get("image"):
         found.append(RestartReason.IMAGE_CHANGED)
     if _config(old) != _config(new):
@@ -105,6 +126,12 @@ def restart_reasons(live: Manifest, wanted: Manifest) -> list[RestartReason]:
     if not covers(before.get("resources"), after.get("resources", {})):
         found.append(RestartReason.RESOURCES_CHANGED)
     return found or [RestartReason.POD_CHANGED]
+
+
+def container_of(template: Manifest, name: str) -> Manifest:
+    """Return a container of a pod's template by its name; others may have put theirs beside it."""
+    found: Sequence[Manifest] = template.get("spec", {}).get("containers") or ()
+    return next((one for one in found if one.get("name") == name), {})
 
 
 def _config(template: Manifest) -> str:

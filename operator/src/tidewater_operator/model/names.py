@@ -1,6 +1,7 @@
 """Names and labels of everything that belongs to a pool. Pure."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from tidewater_core.crd.pool import Pool
@@ -10,6 +11,7 @@ from tidewater_core.names import (
     LABEL_MANAGED_BY,
     LABEL_PART_OF,
     LABEL_POOL,
+    POOL_WORKERS_ENDING,
 )
 
 MANAGER: Final = "tidewater-operator"
@@ -17,6 +19,7 @@ MANAGER: Final = "tidewater-operator"
 HTTP_PORT: Final = 8080
 FLIGHT_PORT: Final = 8815
 WORKER_ACCOUNT: Final = "tidewater-worker"
+WORKER_CONTAINER: Final = "worker"
 NAMESPACE_SERVICE: Final = "tidewater"
 CATALOG_SECRET: Final = "tidewater-catalog"  # noqa: S105
 ETCD_SECRET: Final = "tidewater-etcd"  # noqa: S105
@@ -37,7 +40,7 @@ def set_name(pool: str) -> str:
 
 def headless_name(pool: str) -> str:
     """Return the Service that gives each worker a name."""
-    return f"tidewater-{pool}-workers"
+    return f"{set_name(pool)}{POOL_WORKERS_ENDING}"
 
 
 def worker_name(pool: str, ordinal: int) -> str:
@@ -93,12 +96,19 @@ def selector_text(pool: str) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(selector_labels(pool).items()))
 
 
-def owner(pool: Pool, *, controller: bool = True) -> Manifest:
+def owner(pool: Pool) -> Manifest:
     """Return the reference by which an object goes with its pool."""
-    found: Manifest = {
-        "apiVersion": API_VERSION,
-        "kind": "Pool",
-        "name": pool.metadata.name,
-        "uid": pool.metadata.uid or "",
-    }
-    return {**found, "controller": True, "blockOwnerDeletion": False} if controller else found
+    found = _reference(pool.metadata.name, pool.metadata.uid or "")
+    return {**found, "controller": True, "blockOwnerDeletion": False}
+
+
+def owners(pools: Iterable[Manifest]) -> list[Manifest]:
+    """Return the references by which an object goes with the last of some pools.
+
+    By the objects as they are: one whose spec cannot be read has workers, too.
+    """
+    return [_reference(pool["metadata"]["name"], pool["metadata"]["uid"]) for pool in pools]
+
+
+def _reference(name: str, uid: str) -> Manifest:
+    return {"apiVersion": API_VERSION, "kind": "Pool", "name": name, "uid": uid}

@@ -16,6 +16,7 @@ RUN_DIR = "/run/tidewater"
 ETCD_DIR = "/etc/tidewater/etcd"
 TLS_DIR = "/etc/tidewater/tls"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105
+PEER_TOKEN_DIR = "/var/run/secrets/tidewater"  # noqa: S105
 
 
 def worker_settings(
@@ -58,6 +59,7 @@ def worker_settings(
             "api_server": "https://kubernetes.default.svc",
             "token_path": f"{TOKEN_DIR}/token",
             "ca_path": f"{TOKEN_DIR}/ca.crt",
+            "peer_token_path": f"{PEER_TOKEN_DIR}/token",
         }
     if settings.tls.secret_name:
         found["tls"] = {

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from tidewater_core.crd.pool import Pool, PoolSpec
 from tidewater_core.names import LABEL_COMPONENT
+from tidewater_core.security import AUDIENCE
 from tidewater_operator.model.names import (
     ANNOTATION_CONFIG,
     CATALOG_SECRET,
@@ -14,15 +15,23 @@ from tidewater_operator.model.names import (
     MANAGER,
     NAMESPACE_SERVICE,
     WORKER_ACCOUNT,
+    WORKER_CONTAINER,
     Manifest,
     headless_name,
     labels,
     owner,
+    owners,
     selector_labels,
     set_name,
     shared_labels,
 )
-from tidewater_operator.model.settings_file import DATA_DIR, ETCD_DIR, RUN_DIR, TLS_DIR
+from tidewater_operator.model.settings_file import (
+    DATA_DIR,
+    ETCD_DIR,
+    PEER_TOKEN_DIR,
+    RUN_DIR,
+    TLS_DIR,
+)
 from tidewater_operator.settings import AuthMode, OperatorSettings
 
 USER: Final = 65532
@@ -30,6 +39,8 @@ LEAVE_S: Final = 3
 """A worker that is to stop goes on for so long: nodes learn a moment later that it leaves."""
 GRACE_S: Final = 45 + LEAVE_S
 """Time to stop: more than the worker's own `shutdown_deadline` of 30 s."""
+PEER_TOKEN_S: Final = 3600
+"""Life of the token that workers show each other; the kubelet replaces it before it ends."""
 POD_SECURITY: Final[Manifest] = {
     "runAsNonRoot": True,
     "runAsUser": USER,
@@ -146,9 +157,14 @@ def _pod(
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         {"name": "settings", "mountPath": "/etc/tidewater", "readOnly": True},
     ]
+    if settings.auth.mode is AuthMode.KUBERNETES:
+        token = {"path": "token", "audience": AUDIENCE, "expirationSeconds": PEER_TOKEN_S}
+        source = {"sources": [{"serviceAccountToken": token}]}
+        volumes.append({"name": "peer-token", "projected": source})
+        mounts.append({"name": "peer-token", "mountPath": PEER_TOKEN_DIR, "readOnly": True})
     pod: Manifest = {
         "serviceAccountName": WORKER_ACCOUNT,
-        # Only to ask who somebody is.
+        # Only to ask who somebody is; other workers are shown the one above.
         "automountServiceAccountToken": settings.auth.mode is AuthMode.KUBERNETES,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
@@ -192,7 +208,7 @@ def _container(
     if spec.flight:
         ports.append({"name": "flight", "containerPort": FLIGHT_PORT})
     container: Manifest = {
-        "name": "worker",
+        "name": WORKER_CONTAINER,
         "image": spec.image,
         "imagePullPolicy": settings.image_pull_policy,
         "args": ["worker", "--settings=/etc/tidewater/settings.json"],
@@ -300,20 +316,21 @@ def around(pool: Pool, settings: OperatorSettings, settings_json: str) -> list[M
 
 def of_namespace(
     namespace: str,
-    pools: Sequence[Pool],
+    pools: Sequence[Manifest],
     settings: OperatorSettings,
     secrets: Mapping[str, Mapping[str, str]],
 ) -> list[Manifest]:
     """Return what all pools of a namespace share; it goes when the last of them does.
 
+    `pools` are all of them, those whose spec cannot be read included: their workers run on.
     `secrets` are those to copy, by name, with their data as the API has it (base64).
     """
     head = {
         "namespace": namespace,
         "labels": shared_labels(),
-        "ownerReferences": [owner(pool, controller=False) for pool in pools],
+        "ownerReferences": owners(pools),
     }
-    with_flight = all(pool.spec.flight for pool in pools)
+    with_flight = all((pool.get("spec") or {}).get("flight", True) for pool in pools)
     found: list[Manifest] = [
         {
             "apiVersion": "v1",

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", nargs="+", metavar="NS/NAME", help="the topics to compact")
     add_compact_arguments(parser)
     parser.add_argument(
+        "--force", action="store_true", help="also a topic that the coordination store lacks"
+    )
+    parser.add_argument(
         "--then",
         default="",
         metavar="JOB[,JOB…]",
@@ -78,11 +81,11 @@ def command_words(args: argparse.Namespace) -> list[str]:
         value = getattr(args, option)
         if value is not None:
             words += [f"--{option.replace('_', '-')}", str(value)]
-    words += ["--lateness", str(args.lateness)]
+    words += ["--lateness", str(args.lateness), "--budget", str(args.budget)]
     for option in ("catalog", "conf"):
         for pair in getattr(args, option):
             words += [f"--{option}", pair]
-    return [*words, *(f"--{flag}" for flag in ("open", "quiet") if getattr(args, flag))]
+    return [*words, *(f"--{flag}" for flag in ("open", "quiet", "force") if getattr(args, flag))]
 
 
 def find_python(environment: dict[str, str], prefix: Path) -> str | None:

@@ -4,15 +4,14 @@ import argparse
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Retryable, TidewaterError
 from tidewater_core.names import TopicName
-from tidewater_core.units import Duration
 from tidewater_pipeline.cli import maintain
 from tidewater_pipeline.cli import options as given
 from tidewater_pipeline.cli.run import (
@@ -26,8 +25,9 @@ from tidewater_pipeline.cli.run import (
     cores_of,
     failure,
     stopped_by_sigterm,
+    timed,
 )
-from tidewater_pipeline.executors import pod_template
+from tidewater_pipeline.executors import VARIABLES, pod_template
 from tidewater_pipeline.jobs import (
     audit,
     compact,
@@ -38,13 +38,13 @@ from tidewater_pipeline.jobs import (
     replay,
     retention,
 )
+from tidewater_pipeline.own_pod import own_pod
 from tidewater_pipeline.report import GOOD, Progress, Report, summary
 from tidewater_pipeline.session import Session, TopicTable
 
-OLDER_THAN: Final = Duration("1d")
-
 UPKEEP: Final = frozenset({"compact", "expire", "orphans", "manifests", "retention"})
-"""Jobs that change what is there: one at a time on a table. The others read, or append."""
+"""Jobs that change what is there: one at a time on a table. The others read, or append; import and
+replay are one at a time of the same id."""
 
 Job = Callable[[Run, TopicTable], Report]
 
@@ -60,7 +60,7 @@ def _compact(run: Run, table: TopicTable) -> Report:
 def _expire(run: Run, table: TopicTable) -> Report:
     args = run.args
     chosen = expire.ExpireOptions(
-        older_than=args.older_than or OLDER_THAN,
+        older_than=args.older_than or expire.OLDER_THAN,
         retain_last=args.retain_last,
         pins=frozenset(args.pin),
         cursors=run.subscribers(str(table.topic)).cursors,
@@ -69,9 +69,7 @@ def _expire(run: Run, table: TopicTable) -> Report:
 
 
 def _orphans(run: Run, table: TopicTable) -> Report:
-    args = run.args
-    chosen = orphans.OrphanOptions(grace=args.grace, settle=args.settle, delete=args.delete)
-    return orphans.run(run.session, table, chosen)
+    return orphans.run(run.session, table, given.orphan_options(run.args))
 
 
 def _manifests(run: Run, table: TopicTable) -> Report:
@@ -88,11 +86,13 @@ def _retention(run: Run, table: TopicTable) -> Report:
 
 
 def _import(run: Run, table: TopicTable) -> Report:
-    return ingest.run(run.session, table, given.import_options(run.args))
+    hold = run.hold(str(table.topic), "import")
+    return ingest.run(run.session, table, given.import_options(run.args), hold)
 
 
 def _replay(run: Run, table: TopicTable) -> Report:
-    return replay.run(run.session, table, given.replay_options(run.args))
+    hold = run.hold(str(table.topic), "replay")
+    return replay.run(run.session, table, given.replay_options(run.args), hold)
 
 
 RUNNERS: Final[dict[str, Job]] = {
@@ -106,34 +106,27 @@ RUNNERS: Final[dict[str, Job]] = {
     "replay": _replay,
 }
 CHECKS: Final[dict[str, Callable[[argparse.Namespace], object]]] = {
+    "orphans": given.orphan_options,
     "retention": given.retention_options,
     "import": given.import_options,
     "replay": given.replay_options,
+    given.MAINTAIN: maintain.upkeep_options,
 }
 """What can be wrong with a job's arguments, found before Spark takes its time to start."""
 
 
 def run_jobs(run: Run, jobs: list[str], topics: list[TopicName]) -> list[Report]:
     """Run every job on every topic; what fails on one does not stop the others."""
-    reports: list[Report] = []
-    for topic in topics:
-        table = run.session.table(topic, run.args.table)
-        for job in jobs:
-            began = time.monotonic()
-            report = _one(run, table, job)
-            report.seconds = time.monotonic() - began
-            run.session.progress.say(f"{topic}: {job}: {report.outcome} {report.message}".rstrip())
-            reports.append(report)
-    return reports
+    return [
+        timed(run, job, str(topic), partial(_one, run, topic, job))
+        for topic in topics
+        for job in jobs
+    ]
 
 
-def _one(run: Run, table: TopicTable, job: str) -> Report:
-    topic = str(table.topic)
-    try:
-        with run.turn(topic, job) if job in UPKEEP else nullcontext():
-            return RUNNERS[job](run, table)
-    except TidewaterError as error:
-        return failure(job, topic, error)
+def _one(run: Run, topic: TopicName, job: str) -> Report:
+    with run.turn(str(topic), job) if job in UPKEEP else nullcontext():
+        return RUNNERS[job](run, run.table(topic))
 
 
 def exit_code(reports: list[Report]) -> int:
@@ -148,9 +141,12 @@ def execute(jobs: list[str], args: argparse.Namespace) -> int:
     """Open the session, run the jobs, write the report."""
     topics = [TopicName.parse(text) for text in args.topic]
     where = given.places(args, os.environ)
-    with _pod_template(args) as template:
-        spark = given.spark_settings(args, os.environ, template)
-        session = Session(where.catalog, spark, Progress(quiet=args.quiet))
+    given.check_store(jobs, args, where.store)
+    progress = Progress(quiet=args.quiet)
+    pod = _own_pod(args, progress)
+    with _pod_template(args, pod) as template:
+        spark = given.spark_settings(args, os.environ, template, pod)
+        session = Session(where.catalog, spark, progress)
         if jobs == [given.MAINTAIN]:
             return maintain.execute(session, where.store, args)
         with stopped_by_sigterm(lambda: None), session:
@@ -164,14 +160,25 @@ def execute(jobs: list[str], args: argparse.Namespace) -> int:
     return exit_code(reports)
 
 
+def _own_pod(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Look at our own pod if there are to be executors; without it they have less."""
+    if not args.executors or not all(os.environ.get(name) for name in VARIABLES):
+        return {}
+    try:
+        return own_pod(os.environ)
+    except Retryable as error:
+        progress.say(f"executors without the driver's secrets and service account: {error}")
+        return {}
+
+
 @contextmanager
-def _pod_template(args: argparse.Namespace) -> Iterator[str]:
+def _pod_template(args: argparse.Namespace, pod: Mapping[str, Any]) -> Iterator[str]:
     """Write the pod template of executors while a run needs it."""
     if not args.executors:
         yield ""
         return
     with tempfile.NamedTemporaryFile("w", prefix="executor-", suffix=".yaml") as file:
-        file.write(pod_template())
+        file.write(pod_template(pod))
         file.flush()
         yield file.name
 
@@ -182,6 +189,8 @@ def main(argv: list[str] | None = None) -> int:
     jobs: list[str] = []
     try:
         jobs = given.parse_jobs(args.jobs)
+        given.check_numbers(args)
+        given.check_report(args)
         for job in jobs:
             if job in CHECKS:
                 CHECKS[job](args)

@@ -4,12 +4,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tidewater_core.crd.topic import table_identifier
 from tidewater_core.errors import TidewaterError
-from tidewater_core.names import TopicName
+from tidewater_core.names import HOLD, ORPHANS_AT, TopicName
 from tidewater_pipeline.cli.run import (
     EXIT_AGAIN,
     EXIT_GOOD,
@@ -21,7 +21,9 @@ from tidewater_pipeline.cli.run import (
     cores_of,
     failure,
     stopped_by_sigterm,
+    timed,
 )
+from tidewater_pipeline.holding import release
 from tidewater_pipeline.jobs import compact, expire, manifests, orphans, retention
 from tidewater_pipeline.places import StoreSettings
 from tidewater_pipeline.report import Outcome, Report
@@ -29,7 +31,6 @@ from tidewater_pipeline.session import Session, TopicTable
 from tidewater_pipeline.state import Size
 from tidewater_pipeline.termination import RunResult, TopicResult
 from tidewater_pipeline.upkeep import (
-    ORPHANS_AT,
     STEPS,
     UpkeepOptions,
     UpkeepPlan,
@@ -142,34 +143,22 @@ def maintain(run: Run, topic: TopicName) -> TopicResult:
 
 def _all_steps(run: Run, topic: TopicName, steps: list[Report], sizes: list[Size]) -> None:
     known = run.subscribers(str(topic))
-    name = run.args.table
-    if name is None and known.spec is not None:
-        name = ".".join(table_identifier(topic, known.spec))
-    table = run.session.table(topic, name)
+    table = run.table(topic, known)
     options = upkeep_options(run.args)
     plan = plan_upkeep(options, known)
-    sizes.append(table.load().size)
+    state = table.load()
+    sizes.append(state.size)
+    if HOLD in state.properties:
+        release(table)
     for step in STEPS:
         if step in options.skip:
             continue
-        report = _timed(run, table, step, plan, options)
+        work = partial(_step, run, table, step, plan, options)
+        report = timed(run, step, str(topic), work)
         steps.append(report)
-        if report.outcome is Outcome.FAILED:
+        if report.outcome is Outcome.FAILED and not report.is_partial:
             break
     sizes.append(table.load().size)
-
-
-def _timed(
-    run: Run, table: TopicTable, step: str, plan: UpkeepPlan, options: UpkeepOptions
-) -> Report:
-    began = time.monotonic()
-    try:
-        report = _step(run, table, step, plan, options)
-    except TidewaterError as error:
-        report = failure(step, str(table.topic), error)
-    report.seconds = time.monotonic() - began
-    run.session.progress.say(f"{table.topic}: {step}: {report.outcome} {report.message}".rstrip())
-    return report
 
 
 def _step(
@@ -184,12 +173,16 @@ def _step(
     if not orphans_due(table.load().properties, options.orphans_every, now_ms):
         return skipped(step, str(table.topic), f"looked for less than {options.orphans_every} ago")
     report = RUNNERS[step](run.session, table, chosen)
-    table.set_properties({ORPHANS_AT: str(now_ms)})
+    if report.outcome is not Outcome.FAILED:
+        table.set_properties({ORPHANS_AT: str(now_ms)})
     return report
 
 
 def upkeep_options(args: argparse.Namespace) -> UpkeepOptions:
     """Return what the command line says."""
+    orphans.checked(
+        orphans.OrphanOptions(grace=args.grace, settle=args.settle, delete=True), args.force
+    )
     return UpkeepOptions(
         keep=args.keep,
         force=True if args.force else None,
@@ -199,6 +192,7 @@ def upkeep_options(args: argparse.Namespace) -> UpkeepOptions:
         lateness=args.lateness,
         files_min=args.min_files,
         include_open=args.open,
+        budget=args.budget,
         manifests_min=args.min_manifests,
         grace=args.grace,
         settle=args.settle,

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from tidewater_core.errors import OutcomeUnknown, Overloaded, Retryable, TidewaterError
+from tidewater_core.crd.topic import table_identifier
+from tidewater_core.errors import Conflict, TidewaterError
+from tidewater_core.names import TOPIC, TopicName
 from tidewater_pipeline.places import StoreSettings
-from tidewater_pipeline.report import Outcome, Report
-from tidewater_pipeline.session import ConflictError, Session
+from tidewater_pipeline.report import Outcome, Report, passes
+from tidewater_pipeline.session import ConflictError, Session, TopicTable
+from tidewater_pipeline.state import TableState
 from tidewater_pipeline.subscribers import Store, Subscribers
 from tidewater_pipeline.turns import turn
 
@@ -50,17 +54,66 @@ class Run:
         self.session.progress.say(f"{topic}: asking the coordination store who reads it")
         return Store(self.store).subscribers(topic)
 
+    def table(self, topic: TopicName, known: Subscribers | None = None) -> TopicTable:
+        """Return the topic's table: as the arguments name it, as its spec does, or as by default.
+
+        A table that was made for another topic is refused, unless forced: names are given anew,
+        and a store or a catalog may be another one than was meant.
+        """
+        name: str | None = self.args.table
+        if name is None:
+            known = self.subscribers(str(topic)) if known is None else known
+            if known.spec is not None:
+                name = ".".join(table_identifier(topic, known.spec))
+        table = self.session.table(topic, name)
+        if not self.args.force:
+            check_owner(table.load(), str(topic))
+        return table
+
     def turn(self, topic: str, job: str) -> AbstractContextManager[None]:
-        """Be the only one that changes a topic's table meanwhile."""
+        """Be the only one that changes a topic's table meanwhile.
+
+        A topic that the store does not know is refused, unless forced: the lease would keep nobody
+        out, and no cursor would be seen.
+        """
+        if self.store is not None and not self.args.force:
+            Store(self.store).check(topic)
         return turn(self.store, topic, job, self.session.progress)
+
+    def hold(self, topic: str, job: str) -> Callable[[str], AbstractContextManager[None]]:
+        """Return what takes a lease by its name, for jobs that know only then what they do."""
+        return lambda name: turn(self.store, topic, job, self.session.progress, lease=name)
+
+
+def check_owner(state: TableState, topic: str) -> None:
+    """Refuse a table that is not this topic's."""
+    owner = state.properties.get(TOPIC)
+    if owner != topic:
+        what = f"is of the topic {owner}" if owner else "is of no topic"
+        raise Conflict(
+            "TableNotOurs",
+            f"the table {'.'.join(state.identifier)} {what}, not of {topic}: name its own by "
+            "--table, or --force",
+        )
 
 
 def failure(job: str, topic: str, error: TidewaterError) -> Report:
     """Report an error by what to do next."""
     if isinstance(error, ConflictError):
         return Report(job, topic, outcome=Outcome.CONFLICT, message=str(error))
-    retry = isinstance(error, (Retryable, OutcomeUnknown, Overloaded))
-    return Report(job, topic, outcome=Outcome.FAILED, message=str(error), retry=retry)
+    return Report(job, topic, outcome=Outcome.FAILED, message=str(error), retry=passes(error))
+
+
+def timed(run: Run, job: str, topic: str, work: Callable[[], Report]) -> Report:
+    """Do a job or a step; report how long it took and, where it failed, what to do next."""
+    began = time.monotonic()
+    try:
+        report = work()
+    except TidewaterError as error:
+        report = failure(job, topic, error)
+    report.seconds = time.monotonic() - began
+    run.session.progress.say(f"{topic}: {job}: {report.outcome} {report.message}".rstrip())
+    return report
 
 
 def cores_of(master: str, executors: int = 0, executor_cores: int = 1) -> int:

@@ -12,7 +12,14 @@ from itertools import groupby
 from typing import Any, Final
 
 from tidewater_pipeline.report import Outcome, Report
-from tidewater_pipeline.session import Session, TopicTable, named_errors
+from tidewater_pipeline.session import (
+    LOADS_MAX,
+    Session,
+    SnapshotGoneError,
+    TopicTable,
+    named_errors,
+)
+from tidewater_pipeline.state import TableState
 
 CHUNK_ROWS: Final = 1_000_000
 """Offsets of a chunk: one task sorts them in memory."""
@@ -46,11 +53,17 @@ class Chunk:
     rows: int
     first: int
     last: int
-    first_time_us: int
-    last_time_us: int
+    first_time_us: int | None
+    last_time_us: int | None
     wrong: int = 0
     """How many places are wrong; `places` may hold fewer."""
     places: tuple[Place, ...] = ()
+    missing: int = 0
+    """Offsets that lie between two of its rows and are not there, whether or not listed."""
+    twice: int = 0
+    """Rows that have the offset of the row before."""
+    untimed: tuple[int, int] | None = None
+    """The first and last offset of rows without a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,8 @@ class Finding:
     """Something that must not be: the offsets [first, last] of a partition."""
 
     kind: str
-    """`missing`, `twice`, `past-frontier`, `time-order`, `in-gap` or `more`."""
+    """`missing`, `twice`, `before-start`, `past-frontier`, `start-past-frontier`, `time-order`,
+    `no-time`, `in-gap` or `more`."""
     partition: int
     first: int
     last: int
@@ -72,8 +86,14 @@ class Finding:
                 return f"{where} {span} missing"
             case "twice":
                 return f"{where} {span} twice"
+            case "before-start":
+                return f"{where} {span} before the first offset"
+            case "no-time":
+                return f"order of time: partition {self.partition} rows without a time in {span}"
             case "past-frontier":
                 return f"{where} {span} past the frontier"
+            case "start-past-frontier":
+                return f"{where} {span} below the start, and not in the table yet"
             case "in-gap":
                 return f"{where} {span} there, although recorded as lost"
             case "more":
@@ -101,12 +121,19 @@ class _Walk:
     """Where the walk through a partition's chunks stands."""
 
     partition: int
+    start: int
+    end: int
     expected: int
-    time_us: int = 0
+    time_us: int | None = None
     found: list[Finding] = field(default_factory=list)
 
     def add(self, kind: str, first: int, last: int) -> None:
         self.found.append(Finding(kind, self.partition, first, last))
+
+    def miss(self, first: int, last: int) -> None:
+        """Note what is missing; past the frontier nothing is."""
+        if first <= min(last, self.end - 1):
+            self.add("missing", first, min(last, self.end - 1))
 
 
 Gaps = Mapping[int, Sequence[tuple[int, int]]]
@@ -150,20 +177,29 @@ def judge(
     by_partition = {p: list(group) for p, group in groupby(ordered, key=lambda c: c.partition)}
     found: list[Finding] = []
     for partition in sorted(by_partition.keys() | frontiers.keys()):
-        walk = _Walk(partition, starts.get(partition, 0))
-        for chunk in by_partition.get(partition, []):
+        start, end = starts.get(partition, 0), frontiers.get(partition, 0)
+        there = by_partition.get(partition, [])
+        walk = _Walk(partition, start, end, start)
+        for chunk in there:
             _walk_chunk(walk, chunk)
-        end = frontiers.get(partition, 0)
-        if walk.expected < end:
-            walk.add("missing", walk.expected, end - 1)
-        elif walk.expected > end:
-            first = max(end, starts.get(partition, 0))
-            walk.add("past-frontier", first, walk.expected - 1)
+        walk.miss(walk.expected, end - 1)
+        for first, last in _past(there, max(start, end)):
+            walk.add("past-frontier", first, last)
+        if start > end:
+            walk.add("start-past-frontier", end, start - 1)
         found += _apart(_joined(walk.found), (gaps or {}).get(partition, ()))
-        found += _within_gaps(
-            partition, by_partition.get(partition, []), (gaps or {}).get(partition, ())
-        )
+        found += _within_gaps(partition, there, (gaps or {}).get(partition, ()))
     return found
+
+
+def _past(chunks: Iterable[Chunk], end: int) -> Iterator[tuple[int, int]]:
+    """Find the rows at `end` and later: runs of what the chunks say is there."""
+    for chunk in chunks:
+        for first, last in _runs([chunk]):
+            if last >= end:
+                yield max(first, end), last
+        if chunk.last >= end and chunk.wrong > len(chunk.places):
+            yield chunk.last, chunk.last  # of what is not listed only its end is known
 
 
 def _apart(found: Iterable[Finding], gaps: Sequence[tuple[int, int]]) -> Iterator[Finding]:
@@ -201,24 +237,34 @@ def _runs(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
             if place.offset > place.before + 1:
                 yield at, place.before
                 at = place.offset
-        yield at, chunk.last
+        if chunk.wrong <= len(chunk.places):  # else nobody knows where it ends
+            yield at, chunk.last
 
 
 def _walk_chunk(walk: _Walk, chunk: Chunk) -> None:
     if chunk.first > walk.expected:
-        walk.add("missing", walk.expected, chunk.first - 1)
-    if chunk.first_time_us < walk.time_us:
+        walk.miss(walk.expected, chunk.first - 1)
+    if chunk.first < walk.start:
+        walk.add("before-start", chunk.first, min(chunk.last, walk.start - 1))
+    if _before(chunk.first_time_us, walk.time_us):
         walk.add("time-order", chunk.first, chunk.first)
+    if chunk.untimed is not None:
+        walk.add("no-time", *chunk.untimed)
     for place in chunk.places:
         if place.offset == place.before:
             walk.add("twice", place.offset, place.offset)
-        elif place.offset > place.before + 1:
-            walk.add("missing", place.before + 1, place.offset - 1)
+        elif place.offset > max(place.before + 1, walk.start):
+            walk.miss(max(place.before + 1, walk.start), place.offset - 1)
         if place.backwards:
             walk.add("time-order", place.offset, place.offset)
     if chunk.wrong > len(chunk.places):
         walk.add("more", chunk.places[-1].offset if chunk.places else chunk.first, chunk.last)
-    walk.expected, walk.time_us = max(walk.expected, chunk.last + 1), chunk.last_time_us
+    walk.expected = max(walk.expected, chunk.last + 1)
+    walk.time_us = walk.time_us if chunk.last_time_us is None else chunk.last_time_us
+
+
+def _before(time_us: int | None, other_us: int | None) -> bool:
+    return time_us is not None and other_us is not None and time_us < other_us
 
 
 def _joined(found: list[Finding]) -> Iterator[Finding]:
@@ -234,6 +280,44 @@ def _joined(found: list[Finding]) -> Iterator[Finding]:
             yield last
         open_[each.kind] = each
     yield from open_.values()
+
+
+def unlisted(
+    chunks: Iterable[Chunk], gaps: Gaps, frontiers: Mapping[int, int] | None = None
+) -> int:
+    """Count what is missing in chunks that have more places than they list.
+
+    What a recorded gap explains is no finding: it lies behind the last place that is listed. Past
+    the frontier nothing is missing; what may lie on either side is counted as far as it can be.
+    """
+    missing = 0
+    for chunk in chunks:
+        if chunk.wrong <= len(chunk.places):
+            continue
+        listed = [each.offset - each.before - 1 for each in chunk.places]
+        after = chunk.places[-1].offset if chunk.places else chunk.first
+        lost = sum(
+            max(0, min(end, chunk.last) - max(start, after + 1))
+            for start, end in gaps.get(chunk.partition, ())
+        )
+        rest = max(0, chunk.missing - sum(max(0, each) for each in listed) - lost)
+        end = chunk.last if frontiers is None else frontiers.get(chunk.partition, 0)
+        missing += min(rest, max(0, min(end, chunk.last) - after - 1))
+    return missing
+
+
+def counts(
+    found: Iterable[Finding],
+    chunks: Sequence[Chunk],
+    gaps: Gaps,
+    frontiers: Mapping[int, int] | None = None,
+) -> dict[str, int]:
+    """Count what breaks G2: offsets that are missing, and rows too many (of three alike, two)."""
+    listed = sum(each.last - each.first + 1 for each in found if each.kind == "missing")
+    return {
+        "missing": listed + unlisted(chunks, gaps, frontiers),
+        "twice": sum(chunk.twice for chunk in chunks),
+    }
 
 
 def chunk_query(table: str, snapshot_id: int, starts: Mapping[int, int], chunk_rows: int) -> str:
@@ -253,6 +337,9 @@ neighbours AS (
   WINDOW w AS (PARTITION BY p, c ORDER BY o, t))
 SELECT p, count(*) AS n, min(o) AS first, max(o) AS last, min_by(t, o) AS first_time,
        max_by(t, o) AS last_time, count_if(o <> po + 1 OR t < pt) AS wrong,
+       coalesce(sum(greatest(o - po - 1, 0)), 0) AS missing, count_if(o = po) AS twice,
+       min(CASE WHEN t IS NULL THEN o END) AS untimed_first,
+       max(CASE WHEN t IS NULL THEN o END) AS untimed_last,
        slice(array_sort(collect_list(CASE WHEN o <> po + 1 OR t < pt
          THEN struct(o, po, t < pt AS back) END)), 1, {PLACES_MAX}) AS places
 FROM neighbours GROUP BY p, c"""  # noqa: S608 - names are quoted
@@ -260,15 +347,9 @@ FROM neighbours GROUP BY p, c"""  # noqa: S608 - names are quoted
 
 def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
     """Audit one version of a table: rows and frontiers of the same metadata."""
-    state = table.load()
+    state, chunks = _read(session, table, options)
     size = state.size
     report = Report("audit", str(table.topic), before=size, after=size)
-    chunks: list[Chunk] = []
-    if state.snapshot_id is not None:
-        session.progress.say(f"{table.topic}: auditing {size.rows:,} rows in {size.files} files")
-        query = chunk_query(table.full_name, state.snapshot_id, state.starts, options.chunk_rows)
-        with named_errors("audit"):
-            chunks = [_chunk(row) for row in session.frame(query).toLocalIterator()]
     found = judge(chunks, state.starts, state.frontiers, state.gaps)
     lost = recorded(state.gaps, state.starts, state.frontiers)
     for each in lost:
@@ -283,8 +364,7 @@ def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
             str(p): {"start": state.starts.get(p, 0), "next": end}
             for p, end in sorted(state.frontiers.items())
         },
-        "missing": _count(found, "missing"),
-        "twice": _count(found, "twice"),
+        **counts(found, chunks, state.gaps, state.frontiers),
         "recorded_gaps": [each.to_json() for each in lost],
         "recorded_lost": sum(each.last - each.first + 1 for each in lost),
         "findings": [each.to_json() for each in found],
@@ -295,8 +375,25 @@ def run(session: Session, table: TopicTable, options: AuditOptions) -> Report:
     return report
 
 
-def _count(found: list[Finding], kind: str) -> int:
-    return sum(each.last - each.first + 1 for each in found if each.kind == kind)
+def _read(
+    session: Session, table: TopicTable, options: AuditOptions
+) -> tuple[TableState, list[Chunk]]:
+    """Read one version of the table; a later one, if it expires before Spark has found it."""
+    attempts = 0
+    while True:
+        state, attempts = table.load(), attempts + 1
+        if state.snapshot_id is None:
+            return state, []
+        session.progress.say(
+            f"{table.topic}: auditing {state.size.rows:,} rows in {state.size.files} files"
+        )
+        query = chunk_query(table.full_name, state.snapshot_id, state.starts, options.chunk_rows)
+        try:
+            with named_errors("audit"):
+                return state, [_chunk(row) for row in session.frame(query).toLocalIterator()]
+        except SnapshotGoneError:
+            if attempts == LOADS_MAX:
+                raise
 
 
 def _chunk(row: Any) -> Chunk:
@@ -309,4 +406,9 @@ def _chunk(row: Any) -> Chunk:
         last_time_us=row["last_time"],
         wrong=row["wrong"],
         places=tuple(Place(each["po"], each["o"], bool(each["back"])) for each in row["places"]),
+        missing=row["missing"],
+        twice=row["twice"],
+        untimed=(
+            None if row["untimed_first"] is None else (row["untimed_first"], row["untimed_last"])
+        ),
     )

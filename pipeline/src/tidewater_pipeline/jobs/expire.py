@@ -2,13 +2,15 @@
 
 Branches, tags and the snapshots that readers pin stay, whatever their age: those given, and those
 that subscriptions which are still in history read from last. The ids to remove are named one by
-one: an age alone would also take a pinned one.
+one: an age alone would also take a pinned one. What a rewrite that is under way holds stays, too:
+without a coordination store two jobs may be at work.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from tidewater_core.hold import held_from
 from tidewater_core.units import Duration
 from tidewater_pipeline.calendar_time import sql_time
 from tidewater_pipeline.report import Outcome, Report
@@ -16,6 +18,8 @@ from tidewater_pipeline.session import Session, TopicTable
 from tidewater_pipeline.state import TableState, sql_text
 from tidewater_pipeline.subscribers import Cursor, pins
 
+OLDER_THAN: Final = Duration("1d")
+RETAIN_LAST: Final = 1
 IDS_PER_CALL: Final = 500
 LONG_AGO_US: Final = 86_400_000_000
 """The procedure always expires by age as well: with this age, nothing."""
@@ -25,9 +29,9 @@ LONG_AGO_US: Final = 86_400_000_000
 class ExpireOptions:
     """What a person or the Topic can choose."""
 
-    older_than: Duration = Duration("1d")
+    older_than: Duration = OLDER_THAN
     """Younger snapshots stay."""
-    retain_last: int = 1
+    retain_last: int = RETAIN_LAST
     """So many of the newest stay, whatever their age."""
     pins: frozenset[int] = frozenset()
     """Snapshots that readers use now."""
@@ -39,6 +43,7 @@ def plan_expire(state: TableState, options: ExpireOptions, now_ms: int) -> list[
     """Choose the snapshots to remove, oldest first."""
     pinned = options.pins | pins(options.cursors, state.frontiers)
     keep: Collection[int] = {*state.refs.values(), *pinned, state.snapshot_id or 0}
+    held = held_from(state.properties, now_ms)
     newest_first = sorted(state.snapshots, key=lambda s: s.timestamp_ms, reverse=True)
     old = [
         s.snapshot_id
@@ -46,6 +51,7 @@ def plan_expire(state: TableState, options: ExpireOptions, now_ms: int) -> list[
         if place >= options.retain_last
         and s.timestamp_ms < now_ms - options.older_than.ms
         and s.snapshot_id not in keep
+        and (held is None or s.sequence < held)
     ]
     return old[::-1]
 

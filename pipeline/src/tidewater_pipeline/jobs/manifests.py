@@ -12,13 +12,14 @@ from tidewater_pipeline.session import ConflictError, Session, TopicTable
 from tidewater_pipeline.state import sql_text
 
 ATTEMPTS_MAX: Final = 3
+MANIFESTS_MIN: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestOptions:
     """What a person can choose."""
 
-    manifests_min: int = 10
+    manifests_min: int = MANIFESTS_MIN
     """A table with fewer is left alone."""
 
 

@@ -2,20 +2,23 @@
 
 The order is the promise: first `tidewater.start.<p>` is raised, then files go, so that no reader is
 ever told of rows that are gone. Files are named one by one, from the snapshot on which the starts
-were decided: rows that the writer adds meanwhile, however old, are not touched. A file that still
-holds younger rows stays whole; its older rows are below the start and count as removed.
+were decided, and looked for in the newest one: rows that the writer adds meanwhile, however old,
+are not touched. A file that still holds younger rows stays whole; its older rows are below the
+start and count as removed.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from tidewater_core.compaction import from_us, period_start
 from tidewater_core.names import start_property
 from tidewater_core.units import Duration
-from tidewater_pipeline.calendar_time import from_us, period_start, sql_time
+from tidewater_pipeline.calendar_time import sql_time
+from tidewater_pipeline.holding import held
 from tidewater_pipeline.report import Outcome, Report
-from tidewater_pipeline.session import ConflictError, Session, TopicTable
-from tidewater_pipeline.state import FileInfo, TableState
+from tidewater_pipeline.session import ConflictError, Session, SnapshotGoneError, TopicTable
+from tidewater_pipeline.state import FileInfo
 from tidewater_pipeline.subscribers import Cursor
 
 ATTEMPTS_MAX: Final = 5
@@ -74,49 +77,85 @@ def plan_retention(
     return RetentionPlan(raised, old, ())
 
 
+def old_ends_query(
+    table: str, snapshot_id: int | None, cut_us: int, starts: Mapping[int, int]
+) -> str:
+    """Write the query for the end of what is too old, per partition.
+
+    Rows below a start are known to be: of files that hold no others nothing is read.
+    """
+    kept = "".join(
+        f" AND NOT (tw_partition = {partition} AND tw_offset < {start})"
+        for partition, start in sorted(starts.items())
+        if start > 0
+    )
+    return (
+        f"SELECT tw_partition AS p, max(tw_offset) + 1 AS n FROM {table} "  # noqa: S608 - quoted
+        f"VERSION AS OF {snapshot_id} WHERE tw_time < {sql_time(cut_us)}{kept} GROUP BY 1"
+    )
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a run has done so far, over all attempts."""
+
+    starts: dict[int, int] = field(default_factory=dict)
+    removed: int = 0
+
+
 def run(session: Session, table: TopicTable, options: RetentionOptions) -> Report:
     """Raise the starts and remove the files; a rewrite in between means planning again."""
     state = table.load()
     report = Report("retention", str(table.topic), before=state.size)
     cut = cutoff_us(session.clock.now_us(), options.keep, state.time_unit)
-    starts: dict[int, int] = {}
-    removed = 0
+    done = _Done()
     for _attempt in range(ATTEMPTS_MAX):
-        files = [file for file in table.files(state) if file.time_low_us < cut]
-        ends = _old_ends(table, state, cut) if files else {}
-        plan = plan_retention(files, ends, state.starts, options, cut_us=cut)
-        if plan.refused:
-            report.outcome = Outcome.REFUSED
-            report.message = "; ".join(plan.refused[:REFUSED_SHOWN_MAX])
-            break
-        starts |= plan.starts
-        session.progress.say(
-            f"{table.topic}: removing {len(plan.files)} files before {from_us(cut)}"
-        )
-        table.set_properties({start_property(p): str(n) for p, n in plan.starts.items()})
         try:
-            if plan.files:
-                table.delete_files(state, {file.path for file in plan.files}, cut)
-        except ConflictError as error:
+            _attempted(session, table, options, cut, report, done)
+        except (ConflictError, SnapshotGoneError) as error:
             report.outcome, report.message = Outcome.CONFLICT, error.message
-            state = table.load()
             continue
-        removed = len(plan.files)
-        report.outcome = Outcome.DONE if removed or starts else Outcome.NOTHING
-        report.message = ""
         break
     report.after = table.settle(state).size
     report.details = {
         "before_time": from_us(cut).isoformat(),
-        "starts": {str(p): n for p, n in sorted(starts.items())},
-        "removed_files": removed,
+        "starts": {str(p): n for p, n in sorted(done.starts.items())},
+        "removed_files": done.removed,
     }
     return report
 
 
-def _old_ends(table: TopicTable, state: TableState, cut_us: int) -> dict[int, int]:
-    rows = table.session.sql(
-        f"SELECT tw_partition AS p, max(tw_offset) + 1 AS n FROM {table.full_name} "  # noqa: S608 - quoted
-        f"VERSION AS OF {state.snapshot_id} WHERE tw_time < {sql_time(cut_us)} GROUP BY 1"
-    )
-    return {row["p"]: row["n"] for row in rows}
+def _attempted(
+    session: Session,
+    table: TopicTable,
+    options: RetentionOptions,
+    cut: int,
+    report: Report,
+    done: _Done,
+) -> None:
+    plan = _planned(table, options, cut)
+    if plan.refused:
+        report.outcome = Outcome.REFUSED
+        report.message = "; ".join(plan.refused[:REFUSED_SHOWN_MAX])
+        return
+    done.starts |= plan.starts
+    session.progress.say(f"{table.topic}: removing {len(plan.files)} files before {from_us(cut)}")
+    table.set_properties({start_property(p): str(n) for p, n in plan.starts.items()})
+    if plan.files:
+        table.delete_files({file.path for file in plan.files}, cut)
+    done.removed = len(plan.files)
+    report.outcome = Outcome.DONE if done.removed or done.starts else Outcome.NOTHING
+    report.message = ""
+
+
+def _planned(table: TopicTable, options: RetentionOptions, cut: int) -> RetentionPlan:
+    """Read what is too old from one snapshot, which stays as long as that takes."""
+    state, files = table.load_files()
+    nbytes = sum(file.nbytes for file in files if file.time_low_us < cut)
+    if not nbytes:
+        return RetentionPlan({}, (), ())
+    with held(table, nbytes):
+        state, files = table.load_files()
+        query = old_ends_query(table.full_name, state.snapshot_id, cut, state.starts)
+        ends = {row["p"]: row["n"] for row in table.session.sql(query)}
+    return plan_retention(files, ends, state.starts, options, cut_us=cut)

@@ -3,5 +3,7 @@
 schedule   what happens when, from a seed                                          (pure)
 history    what was produced, delivered, acknowledged, and which promise it breaks (pure)
 people     producers and consumers
+clients    consumers of the Python client
+meddling   the store goes away, somebody else works on the table
 run        the workers, the events, the quiet end
 """

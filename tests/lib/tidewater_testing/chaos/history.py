@@ -48,11 +48,17 @@ class Story:
     """What happened to one subscription, in the order in which its consumers saw it."""
 
     kind: str
+    prefix: str = ""
+    """Of the keys that its filter wants."""
     deliveries: list[Delivery] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
     refused: int = 0
     unknown: int = 0
     """Pulls without an answer: the consumer goes on under another name."""
+
+    def wanted(self, produced: "Mapping[Place, tuple[str, str]]") -> "set[Place]":
+        """Return those of the messages that it is to get."""
+        return {place for place, (key, _) in produced.items() if key.startswith(self.prefix)}
 
 
 @dataclass
@@ -110,6 +116,8 @@ def _stored(history: History, stored: Mapping[int, list[tuple[int, str]]]) -> It
 
 def _same(story: Story, values: Mapping[Place, str]) -> Iterator[str]:
     for delivery in story.deliveries:
+        if not delivery.key.startswith(story.prefix):
+            yield f"{G4}: {_at(delivery.place)} was delivered, which the filter does not want"
         if values.get(delivery.place) != delivery.value:
             yield (
                 f"{G3}: {_at(delivery.place)} was delivered as {delivery.value!r}, and is "
@@ -120,7 +128,7 @@ def _same(story: Story, values: Mapping[Place, str]) -> Iterator[str]:
 def _lost(history: History, story: Story) -> Iterator[str]:
     delivered = {delivery.place for delivery in story.deliveries}
     acked = {ack.place for ack in story.acks}
-    for place in history.produced:
+    for place in sorted(story.wanted(history.produced)):
         if place not in delivered:
             yield f"{G4}: {_at(place)} was never delivered"
         elif place not in acked:

@@ -1,4 +1,4 @@
-"""One run: three workers, a topic, a subscription of each type with three consumers each."""
+"""One run: three workers, a topic, seven subscriptions with three consumers each."""
 
 import asyncio
 import json
@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tidewater_testing.chaos.clients import ClientConsumer
 from tidewater_testing.chaos.history import History, Story, violations
+from tidewater_testing.chaos.meddling import Meddler, be_away
 from tidewater_testing.chaos.people import Consumer, Producer
-from tidewater_testing.chaos.schedule import Event, Kind, plan
+from tidewater_testing.chaos.schedule import BESIDE, Event, Kind, plan
 from tidewater_testing.parts.etcd import Etcd
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
 from tidewater_testing.process import wait_until
@@ -20,7 +22,6 @@ from tidewater_testing.subscriptions import subscription_manifest
 
 TOPIC: Final = "shop/all"
 NAMES: Final = ("a", "b", "c")
-TYPES: Final = ("Exclusive", "Failover", "Shared", "KeyShared")
 PARTITIONS: Final = 6
 SESSION_TTL: Final = "3s"
 CONSUMERS: Final = 3
@@ -34,6 +35,16 @@ SPEC: Final = {
     "writer": {"flushInterval": "500ms"},
 }
 SUBSCRIPTION: Final = {"ackDeadline": "2s", "backoff": {"initial": "50ms", "max": "200ms"}}
+PREFIX: Final = "p0-"
+SUBSCRIPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "exclusive": {"type": "Exclusive"},
+    "failover": {"type": "Failover"},
+    "shared": {"type": "Shared"},
+    "keyshared": {"type": "KeyShared"},
+    "committed": {"type": "Failover", "isolation": "committed"},
+    "filtered": {"type": "KeyShared", "filter": {"keyPrefix": PREFIX}},
+    "client": {"type": "Shared"},
+}
 
 
 @dataclass
@@ -48,21 +59,22 @@ class Outcome:
     quiet_s: float = 0.0
     """How long after the last event everything was acknowledged."""
     found: list[str] = field(default_factory=list)
+    meddled: str = ""
 
     def told(self) -> str:
         """Sum it up."""
-        stories = self.history.stories.values()
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s of chaos, quiet {self.quiet_s:.1f} s later",
             f"events: {', '.join(f'{name} {n}' for name, n in sorted(self.events.items()))}",
             f"produced {len(self.history.produced)} messages, {self.resent} requests re-sent",
+            self.meddled,
         ]
         lines += [
-            f"{story.kind:10} {len(story.deliveries)} deliveries of "
+            f"{name:10} {len(story.deliveries)} deliveries of "
             f"{len({d.place for d in story.deliveries})} messages, "
             f"{sum(a.stored_at is not None for a in story.acks)} acks stored, "
             f"{story.refused} refused, {story.unknown} pulls without an answer"
-            for story in stories
+            for name, story in self.history.stories.items()
         ]
         lines.append("broken promises: none" if not self.found else "BROKEN PROMISES:")
         return "\n".join([*lines, *self.found])
@@ -79,40 +91,46 @@ class Chaos:
         seconds: float,
         store: str = "etcd",
         pause_s: float = 0.1,
+        messages_min: int = 0,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self._directory, self._store, self._pause_s, self._say = directory, store, pause_s, say
         self.outcome = Outcome(seed, seconds)
+        self._messages_min = messages_min
         self.workers: dict[str, Worker] = {}
         self._down: set[str] = set()
         self._aftermath: set[asyncio.Task[None]] = set()
+        catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{directory}/catalog.db",
+            "warehouse": f"file://{directory}/warehouse",
+        }
+        self._catalog, self._meddler = catalog, Meddler(catalog, TOPIC)
+        self._place: Etcd | Path = directory / "coordination.db"
 
     def run(self) -> Outcome:
         """Do all of it."""
         with ExitStack() as stack:
             if self._store == "etcd":
-                place = stack.enter_context(Etcd(self._directory / "etcd")).coordination
+                self._place = stack.enter_context(Etcd(self._directory / "etcd"))
+                coordination = self._place.coordination
             else:
-                place = str(self._directory / "coordination.db")
-            self._start(stack, place)
+                coordination = str(self._place)
+            self._start(stack, coordination)
             asyncio.run(self._live())
         return self.outcome
 
     def _start(self, stack: ExitStack, coordination: str) -> None:
         manifests = [topic_manifest(TOPIC, SPEC)]
         manifests += [
-            subscription_manifest(f"shop/{kind.lower()}", "all", type=kind, **SUBSCRIPTION)
-            for kind in TYPES
+            subscription_manifest(f"shop/{name}", "all", **SUBSCRIPTION, **spec)
+            for name, spec in SUBSCRIPTIONS.items()
         ]
-        catalog = {
-            "type": "sql",
-            "uri": f"sqlite:///{self._directory}/catalog.db",
-            "warehouse": f"file://{self._directory}/warehouse",
-        }
         for name in NAMES:
             worker = Worker(
-                self._directory / name, manifests if name == NAMES[0] else [], catalog=catalog,
-                coordination=coordination, worker_id=name, session_ttl=SESSION_TTL,
+                self._directory / name, manifests if name == NAMES[0] else [],
+                catalog=self._catalog, coordination=coordination, worker_id=name,
+                session_ttl=SESSION_TTL,
             )  # fmt: skip
             self.workers[name] = worker
             stack.push(worker)
@@ -148,17 +166,23 @@ class Chaos:
         addresses = [worker.address for worker in self.workers.values()]
         seed, history = outcome.seed, outcome.history
         producers = [Producer(history, TOPIC, addresses, i, seed) for i in range(PRODUCERS)]
-        consumers: list[Consumer] = []
-        for kind in TYPES:
-            story = history.stories[kind.lower()] = Story(kind)
-            path = f"/v1/{TOPIC}/subscriptions/{kind.lower()}"
-            consumers += [Consumer(story, path, addresses, i, seed) for i in range(CONSUMERS)]
+        consumers: list[Consumer | ClientConsumer] = []
+        for name, spec in SUBSCRIPTIONS.items():
+            prefix = PREFIX if "filter" in spec else ""
+            story = history.stories[name] = Story(spec["type"], prefix)
+            path = f"/v1/{TOPIC}/subscriptions/{name}"
+            if name == "client":
+                each = enumerate(addresses)
+                consumers += [ClientConsumer(story, TOPIC, name, to, i, seed) for i, to in each]
+            else:
+                consumers += [Consumer(story, path, addresses, i, seed) for i in range(CONSUMERS)]
         sent, over = asyncio.Event(), asyncio.Event()
         sending = [asyncio.create_task(each.run(sent, self._pause_s)) for each in producers]
         consuming = [asyncio.create_task(each.run(over)) for each in consumers]
         try:
             await self._suffer()
             calm = time.monotonic()
+            await self._enough(calm + QUIET_S)
             sent.set()
             await asyncio.gather(*sending)
             for consumer in consumers:
@@ -170,8 +194,20 @@ class Chaos:
             over.set()
             results = await asyncio.gather(*sending, *consuming, return_exceptions=True)
         outcome.resent = sum(producer.resent for producer in producers)
+        made = self._meddler
+        outcome.meddled = (
+            f"the table was rewritten {made.rewrites} times by others, snapshots expired "
+            f"{made.expired} times, {made.deleted} files deleted"
+        )
         outcome.found += [f"a client failed: {r!r}" for r in results if isinstance(r, Exception)]
         outcome.found += violations(history, await asyncio.to_thread(self._read_all))
+
+    async def _enough(self, deadline: float) -> None:
+        """On a busy machine little is produced meanwhile: go on until there is enough to judge."""
+        while len(self.outcome.history.produced) < self._messages_min:
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.1)
 
     async def _suffer(self) -> None:
         outcome = self.outcome
@@ -195,6 +231,8 @@ class Chaos:
     async def _can_happen(self, event: Event) -> bool:
         if event.kind is Kind.MOVE:
             return True
+        if event.kind in BESIDE:
+            return event.kind not in self._down
         if event.worker in self._down:
             return False
         return event.is_hard or await asyncio.to_thread(self.workers[event.worker].answers)
@@ -214,6 +252,10 @@ class Chaos:
                 self._later(event.worker, self._be_frozen(worker, Victim.EDGE, event.lasts_s))
             case Kind.FREEZE_TABLE:
                 self._later(event.worker, self._be_frozen(worker, Victim.TABLE, event.lasts_s))
+            case Kind.STORE_AWAY:
+                self._later(event.kind, asyncio.to_thread(be_away, self._place, event.lasts_s))
+            case Kind.REWRITE:
+                self._later(event.kind, asyncio.to_thread(self._meddler.meddle))
 
     def _later(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._down.add(name)
@@ -250,23 +292,23 @@ class Chaos:
         history = self.outcome.history
         deadline = time.monotonic() + QUIET_S
         while time.monotonic() < deadline and not any(task.done() for task in consuming):
-            wanted = history.produced.keys()
             if all(
-                wanted <= {ack.place for ack in story.acks} for story in history.stories.values()
+                story.wanted(history.produced) <= {ack.place for ack in story.acks}
+                for story in history.stories.values()
             ) and await asyncio.to_thread(self._nothing_is_open):
                 return
             await asyncio.sleep(0.5)
         self.outcome.found.append(
             f"G4 At least once: not everything was acknowledged {QUIET_S:.0f} s after the last "
-            f"event: {[self._open(kind) for kind in TYPES]}"
+            f"event: { {name: self._open(name) for name in SUBSCRIPTIONS} }"
         )
 
     def _nothing_is_open(self) -> bool:
-        return all(self._open(kind) == 0 for kind in TYPES)
+        return all(self._open(name) == 0 for name in SUBSCRIPTIONS)
 
-    def _open(self, kind: str) -> int:
+    def _open(self, name: str) -> int:
         """Return how many messages a subscription has not acknowledged; -1: not known."""
-        path = f"/v1/{TOPIC}/subscriptions/{kind.lower()}"
+        path = f"/v1/{TOPIC}/subscriptions/{name}"
         try:
             answer = self.workers[NAMES[0]].get(path, timeout_s=10)
         except OSError:

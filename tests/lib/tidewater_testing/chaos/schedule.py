@@ -10,6 +10,9 @@ PAUSE_S: Final = (0.8, 4.0)
 """Between two events."""
 FREEZE_S: Final = (0.3, 5.0)
 DOWN_S: Final = (0.2, 3.0)
+STORE_S: Final = (3.5, 8.0)
+BESIDE: Final = ("store-away", "rewrite")
+"""What happens to no worker."""
 HARD_SHARE: Final = 0.25
 """So many events happen also to a worker that has yet to come back from the one before."""
 
@@ -25,11 +28,15 @@ class Kind(StrEnum):
     FREEZE_TABLE = "freeze-table"
     MOVE = "move"
     """A partition is assigned to another worker."""
+    STORE_AWAY = "store-away"
+    """Nobody reaches the coordination store for longer than a session lasts."""
+    REWRITE = "rewrite"
+    """Somebody else rewrites the table, expires snapshots and deletes files."""
 
 
 WEIGHTS: Final = {
     Kind.KILL_EDGE: 5, Kind.KILL_TABLE: 2, Kind.KILL_WORKER: 2, Kind.FREEZE_EDGE: 4,
-    Kind.FREEZE_TABLE: 1, Kind.MOVE: 6,
+    Kind.FREEZE_TABLE: 1, Kind.MOVE: 6, Kind.STORE_AWAY: 1, Kind.REWRITE: 3,
 }  # fmt: skip
 
 
@@ -50,7 +57,8 @@ class Event:
         """Tell it in a line."""
         what = f" partition {self.partition}" if self.kind is Kind.MOVE else ""
         lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
-        return f"{self.at_s:7.1f} s  {self.kind}{what} → {self.worker}{lasts}"
+        whom = "" if self.kind in BESIDE else f" → {self.worker}"
+        return f"{self.at_s:7.1f} s  {self.kind}{what}{whom}{lasts}"
 
 
 def plan(seed: int, seconds: float, workers: Sequence[str], partitions: int) -> list[Event]:
@@ -67,6 +75,8 @@ def plan(seed: int, seconds: float, workers: Sequence[str], partitions: int) -> 
             lasts = draw.uniform(*FREEZE_S)
         elif kind is Kind.KILL_WORKER:
             lasts = draw.uniform(*DOWN_S)
+        elif kind is Kind.STORE_AWAY:
+            lasts = draw.uniform(*STORE_S)
         moved = partition if kind is Kind.MOVE else 0
         events.append(Event(at, kind, worker, moved, lasts, draw.random() < HARD_SHARE))
         at += draw.uniform(*PAUSE_S)

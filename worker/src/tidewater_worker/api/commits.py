@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from tidewater_core.errors import Invalid, TooLarge
+from tidewater_worker.api.errors import read_json
 from tidewater_worker.node import Node
 
 OFFER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -36,10 +37,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _offer(body: bytes, topic: str) -> dict[str, Any]:
-    try:
-        offer = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
-        raise Invalid("InvalidOffer", str(error)) from error
-    if not isinstance(offer, dict) or offer.get("topic") != topic:
+    offer = read_json(body, dict[str, Any], "InvalidOffer")
+    if offer.get("topic") != topic:
         raise Invalid("InvalidOffer", f"this is no offer for topic {topic}")
     return offer

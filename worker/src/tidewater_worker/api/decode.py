@@ -5,6 +5,7 @@ JSON, NDJSON, Arrow IPC, raw bytes and CloudEvents all end as the same thing: co
 which message was wrong.
 """
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,10 +18,11 @@ from tidewater_core import names
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Invalid, TooLarge, Unsupported
 from tidewater_core.settings import Limits
-from tidewater_worker.api import cloudevents
-from tidewater_worker.api.messages import MessageDecoder, RawMessage
-from tidewater_worker.log.group import Headers, Rows
-from tidewater_worker.schema import HEADERS_TYPE, payload_fields
+from tidewater_worker.api import cells, cloudevents
+from tidewater_worker.api.messages import MessageDecoder, RawMessage, cell_of
+from tidewater_worker.flatbuffer import uncompressed_bytes
+from tidewater_worker.log.group import Headers, Rows, nulls
+from tidewater_worker.schema import HEADERS_TYPE, TIME_TYPE, payload_fields
 from tidewater_worker.topic import Payload
 
 JSON: Final = "application/json"
@@ -36,6 +38,17 @@ _IGNORED: Final = frozenset({names.TW_PARTITION, names.TW_OFFSET, names.TW_TIME}
 _ALIASES: Final = {"key": names.TW_KEY, "headers": names.TW_HEADERS}
 
 
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How batches of one schema become the log's columns."""
+
+    given: pa.Schema
+    sources: list[int | None]
+    """Per column of the log the one that is taken; None: it is absent, and all null."""
+    casts: bool
+    """Whether one of them has another type than the log's."""
+
+
 @dataclass(slots=True)
 class TopicDecoder:
     """Everything about a topic that decoding needs, made once."""
@@ -44,6 +57,12 @@ class TopicDecoder:
     limits: Limits
     messages: MessageDecoder
     schema: pa.Schema
+    bounded: list[tuple[int, int]]
+    """Columns of bytes, and how long a cell of each may be."""
+    doubtful: list[int]
+    """Columns that may hold, if they come as Arrow, what nobody could read."""
+    fit: _Fit | None = None
+    """Of the last batch: those of a stream are all alike."""
 
     @classmethod
     def of(cls, spec: TopicSpec, limits: Limits) -> "TopicDecoder":
@@ -53,7 +72,13 @@ class TopicDecoder:
             pa.field(names.TW_HEADERS, HEADERS_TYPE),
             *payload_fields(spec),
         ]
-        return cls(spec, limits, MessageDecoder(spec), pa.schema(fields))
+        bounded = [
+            (i, int(limits.key_bytes_max if i == 0 else limits.message_bytes_max))
+            for i, field in enumerate(fields)
+            if pa.types.is_binary(field.type) or pa.types.is_string(field.type)
+        ]
+        doubtful = [i for i, field in enumerate(fields) if i > 1 and cells.is_doubtful(field.type)]
+        return cls(spec, limits, MessageDecoder(spec), pa.schema(fields), bounded, doubtful)
 
     def decode(self, content_type: str, headers: Mapping[str, str], body: bytes) -> Payload:
         """Decode a request's messages; raise Invalid with what is wrong."""
@@ -99,6 +124,7 @@ class TopicDecoder:
             raise Invalid("InvalidArrow", f"not a batch that can be stored: {error}") from None
         self._check_count(batch.num_rows)
         self._check_batch(batch)
+        self._check_cells(batch)
         return batch
 
     # ---- bytes and CloudEvents
@@ -114,6 +140,8 @@ class TopicDecoder:
             for name, value in headers.items()
             if name.startswith(HEADER_PREFIX)
         ]
+        if HEADER_PREFIX in headers:
+            raise Invalid("InvalidHeader", "Tidewater-Header- has no name behind it")
         rows = Rows([key.encode() if key is not None else None], [own or None], [body])
         self._check_rows(rows, "the message{}")
         return rows
@@ -123,17 +151,22 @@ class TopicDecoder:
             rows = Rows(
                 [event.key for event in events],
                 [event.headers for event in events],
-                [event.data_bytes() for event in events],
+                [event.data for event in events],
             )
             self._check_rows(rows, "event {}")
             return rows
-        messages = [
-            {"value": event.data_object(), "headers": dict(event.headers)} for event in events
-        ]
-        typed = msgspec.convert(messages, list[self.messages.message_type])  # type: ignore[name-defined]
+        typed = [self._typed_event(event, i) for i, event in enumerate(events)]
         batch = self._typed(typed, "event {}", first=0)
         keys = pa.array([event.key for event in events], pa.binary())
         return batch.set_column(0, self.schema.field(0), keys)
+
+    def _typed_event(self, event: cloudevents.Event, number: int) -> Any:
+        if event.data is None:
+            raise Invalid("InvalidCloudEvent", "an event for a typed topic needs JSON data")
+        try:
+            return self.messages.event(event.data, dict(event.headers))
+        except msgspec.DecodeError as error:
+            raise Invalid("InvalidMessages", f"event {number}: data: {error}") from None
 
     # ---- JSON
 
@@ -195,15 +228,14 @@ class TopicDecoder:
         headers = _headers(messages)
         values = [message.value for message in messages]
         columns = [pa.array(keys, pa.binary()), pa.array(headers, HEADERS_TYPE)]
-        for field in self.schema.names[2:]:
-            cells = [getattr(value, field) for value in values]
-            type_ = self.schema.field(field).type
-            if pa.types.is_fixed_size_binary(type_):
-                cells = [cell.bytes if cell is not None else None for cell in cells]
-            try:
-                columns.append(pa.array(cells, type_))
-            except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-                raise Invalid("InvalidMessages", f"column {field!r}: {error}") from None
+        for name in self.schema.names[2:]:
+            own = [getattr(value, name) for value in values]
+            column, found = _column(own, self.schema.field(name))
+            if found is not None:
+                row, why = found
+                where_ = where.format(first + row)
+                raise Invalid("InvalidMessages", f"{where_}, column {name!r}: {why}")
+            columns.append(column)
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         self._check_batch(batch)
         return batch
@@ -212,25 +244,54 @@ class TopicDecoder:
 
     def _arrow(self, body: bytes) -> pa.RecordBatch:
         try:
-            with pa.ipc.open_stream(body) as reader:
-                batches = list(reader)
-                schema = reader.schema
+            messages = list(pa.ipc.MessageReader.open_stream(body))
+            # Before anything is decompressed: a small body may say that it is a large one.
+            nbytes = sum(map(uncompressed_bytes, messages))
+            if nbytes > self.limits.request_bytes_max:
+                raise TooLarge(
+                    "RequestTooLarge",
+                    f"{nbytes} bytes when decompressed; a request has at most "
+                    f"{self.limits.request_bytes_max}",
+                )
+            schema, batches = _read(messages, body)
             for batch in batches:
                 # Offsets that point outside their buffers must not reach the log.
                 batch.validate(full=True)
             batch = batches[0] if len(batches) == 1 else _concat(schema, batches)
             batch = self._fit(batch)
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
             raise Invalid("InvalidArrow", f"not an Arrow IPC stream: {error}") from None
         self._check_count(batch.num_rows)
         self._check_batch(batch)
+        self._check_cells(batch)
         return batch
 
     def _fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Bring columns into the log's order and types; refuse what would be lost."""
         if batch.num_rows == 0:
             raise Invalid("NoMessages", "the request holds no message")
-        there = {_ALIASES.get(name, name): i for i, name in enumerate(batch.schema.names)}
+        fit = self.fit
+        if fit is None or not batch.schema.equals(fit.given):
+            self.fit = fit = self._fit_of(batch.schema)
+        rows = batch.num_rows
+        given = batch.columns
+        columns = []
+        for i, source in enumerate(fit.sources):
+            if source is None:
+                columns.append(nulls(rows, self.schema.field(i).type))
+                continue
+            column = given[source]
+            if column.null_count or fit.casts:
+                column = self._checked(column, self.schema.field(i))
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _fit_of(self, given: pa.Schema) -> _Fit:
+        there = {_ALIASES.get(name, name): i for i, name in enumerate(given.names)}
+        if len(there) < len(given.names):
+            raise Invalid(
+                "ColumnTwice", "a column is there twice; `key` is tw_key, `headers` is tw_headers"
+            )
         unknown = there.keys() - _IGNORED - set(self.schema.names)
         if unknown:
             raise Invalid(
@@ -238,23 +299,32 @@ class TopicDecoder:
                 f"no column {sorted(unknown)[0]!r} in this topic; it has "
                 + ", ".join(self.schema.names),
             )
-        columns = []
         for field in self.schema:
-            if field.name not in there:
-                if not field.nullable or field.name == names.VALUE:
-                    raise Invalid("MissingColumn", f"column {field.name!r} is required")
-                columns.append(pa.nulls(batch.num_rows, field.type))
-                continue
-            column = batch.column(there[field.name])
-            if column.type != field.type:
-                try:
-                    column = column.cast(field.type)
-                except pa.ArrowException as error:
-                    raise Invalid("WrongType", f"column {field.name!r}: {error}") from None
-            if column.null_count and not field.nullable:
-                raise Invalid("NullInRequired", f"column {field.name!r} has nulls")
-            columns.append(column)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            if field.name not in there and (not field.nullable or field.name == names.VALUE):
+                raise Invalid("MissingColumn", f"column {field.name!r} is required")
+        sources = [there.get(name) for name in self.schema.names]
+        casts = any(
+            source is not None and given.field(source).type != self.schema.field(i).type
+            for i, source in enumerate(sources)
+        )
+        return _Fit(given, sources, casts)
+
+    def _checked(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        if column.type != field.type:
+            given = column
+            try:
+                column = given.cast(field.type)
+                found = None
+                if cells.leaf_type(field.type) == pa.float32():
+                    found = cells.overflow(column, lambda: given.cast(cells.widened(field.type)))
+            except pa.ArrowException as error:
+                raise Invalid("WrongType", f"column {field.name!r}: {error}") from None
+            if found is not None:
+                row, why = found
+                raise Invalid("WrongType", f"column {field.name!r}, row {row}: {why}")
+        if column.null_count and not field.nullable:
+            raise Invalid("NullInRequired", f"column {field.name!r} has nulls")
+        return column
 
     # ---- limits
 
@@ -293,30 +363,88 @@ class TopicDecoder:
                 )
 
     def _check_batch(self, batch: pa.RecordBatch) -> None:
-        limits = self.limits
-        for i, field in enumerate(batch.schema):
-            most = limits.key_bytes_max if i == 0 else limits.message_bytes_max
-            if not _is_bytes(field.type):
-                continue
+        for i, most in self.bounded:
+            column = batch.column(i)
             # A column with few bytes has no large cell: that settles nearly all of them.
-            cells = batch.column(i).buffers()[-1]
+            cells = column.buffers()[-1]
             if cells is None or cells.size <= most:
                 continue
-            longest = pc.max(pc.binary_length(batch.column(i))).as_py() or 0
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
             if longest > most:
                 raise TooLarge(
                     "MessageTooLarge",
-                    f"column {field.name!r} has a cell of {longest} bytes; at most {most} "
-                    "are taken",
+                    f"column {self.schema.names[i]!r} has a cell of {longest} bytes; at most "
+                    f"{most} are taken",
                 )
+        headers = batch.column(1)
+        if headers.null_count < len(headers):
+            self._check_headers(headers)
+
+    def _check_headers(self, headers: pa.Array) -> None:
+        limits = self.limits
+        counts = cells.entries(headers)
+        if counts.max() > limits.headers_max:
+            raise TooLarge(
+                "TooManyHeaders",
+                f"message {counts.argmax()}: at most {limits.headers_max} headers are taken",
+            )
+        # A column with few bytes has no large cell.
+        if cells.texts_bytes(headers) <= limits.message_bytes_max:
+            return
+        sizes = cells.entries_bytes(headers)
+        if sizes.max() > limits.message_bytes_max:
+            raise TooLarge(
+                "MessageTooLarge",
+                f"message {sizes.argmax()} has {sizes.max()} bytes of headers; at most "
+                f"{limits.message_bytes_max} are taken",
+            )
+
+    def _check_cells(self, batch: pa.RecordBatch) -> None:
+        """Refuse what Arrow can say and readers cannot be told."""
+        headers = batch.column(1)
+        if headers.null_count < len(headers):
+            found = cells.header_problem(headers)
+            if found is not None:
+                raise Invalid("InvalidHeader", f"message {found[0]}: {found[1]}")
+        for i in self.doubtful:
+            column = batch.column(i)
+            found = cells.problem(column) if column.null_count < len(column) else None
+            if found is not None:
+                row, why = found
+                raise Invalid("InvalidValue", f"column {self.schema.names[i]!r}, row {row}: {why}")
 
 
-def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_string(type_))
+def _column(values: list[Any], field: pa.Field) -> tuple[pa.Array, cells.Problem | None]:
+    """Make a column of what JSON held; also return what was lost or cannot be told, if any.
+
+    Of Python's own values only times with a zone can be out of range, and floats too large.
+    """
+    kind = field.type
+    cell = cell_of(kind)
+    if cell is not None:
+        values = [None if value is None else cell(value) for value in values]
+    leaf = cells.leaf_type(kind)
+    try:
+        column = pa.array(values, kind)
+        if leaf == TIME_TYPE:
+            return column, cells.problem(column)
+        if leaf == pa.float32():
+            return column, cells.overflow(column, lambda: pa.array(values, cells.widened(kind)))
+    except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
+        raise Invalid("InvalidMessages", f"column {field.name!r}: {error}") from None
+    return column, None
 
 
 def _headers(messages: list[Any]) -> list[Headers | None]:
     return [list(m.headers.items()) if m.headers else None for m in messages]
+
+
+def _read(messages: list[pa.Message], body: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    if messages and all(message.type == "record batch" for message in messages[1:]):
+        schema = pa.ipc.read_schema(messages[0])
+        return schema, [pa.ipc.read_record_batch(message, schema) for message in messages[1:]]
+    with pa.ipc.open_stream(body) as reader:  # dictionaries belong to a stream
+        return reader.schema, list(reader)
 
 
 def _concat(schema: pa.Schema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

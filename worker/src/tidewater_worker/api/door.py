@@ -21,6 +21,7 @@ CHALLENGE: Final = b'Bearer realm="tidewater"'
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
+Needs = tuple[Access, ...]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 
@@ -31,23 +32,23 @@ class _Withdrawn(Exception):
 class Door:
     """Stands before an application."""
 
-    def __init__(self, app: App, guard: Guard, node: Node) -> None:
-        self._app, self._guard, self._node = app, guard, node
+    def __init__(self, app: App, guard: Guard, node: Node, home: str = "") -> None:
+        """Stand before `app`; `home` is the namespace that this worker is in, if it is in one."""
+        self._app, self._guard, self._node, self._home = app, guard, node, home
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Judge a request; let it through or answer it."""
-        rule = required(scope["method"], scope["path"])
+        rule = required(scope["method"], scope["path"], self._home)
         if rule is not None and rule.is_open:
             scope[VISIBLE] = frozenset()
             await self._app(scope, receive, send)
             return
         authorization = authorization_of(scope["headers"])
-        needs = rule.needs if rule is not None else ()
+        either: tuple[Needs, ...] = (rule.needs if rule is not None else (),)
+        if rule is not None and rule.or_else:
+            either += (rule.or_else,)
         try:
-            if rule is not None and rule.or_else:
-                await self._guard.check_any(authorization, (needs, rule.or_else))
-            else:
-                await self._guard.check(authorization, needs)
+            await self._check(authorization, either)
             if rule is None:
                 raise NotFound("NotFound", f"there is no {scope['method']} {scope['path']}")
             if rule.lists:
@@ -57,7 +58,13 @@ class Door:
             await refuse(error, send)
             return
         with working_for(authorization):
-            await self._judged(scope, receive, send, authorization, needs)
+            await self._judged(scope, receive, send, authorization, either)
+
+    async def _check(self, authorization: bytes | None, either: tuple[Needs, ...]) -> None:
+        if len(either) == 1:
+            await self._guard.check(authorization, either[0])
+        else:
+            await self._guard.check_any(authorization, either)
 
     async def _judged(
         self,
@@ -65,7 +72,7 @@ class Door:
         receive: Receive,
         send: Send,
         authorization: bytes | None,
-        needs: tuple[Access, ...],
+        either: tuple[Needs, ...],
     ) -> None:
         guard, now = self._guard, self._node.clock.monotonic
         again_at = now() + guard.recheck_s
@@ -76,7 +83,7 @@ class Door:
             is_start = message["type"] == "http.response.start"  # after a long poll, perhaps
             if (is_start or message.get("more_body")) and now() >= again_at:
                 try:
-                    await guard.check(authorization, needs)
+                    await self._check(authorization, either)
                 except TidewaterError as error:
                     withdrawn = True
                     if is_start:

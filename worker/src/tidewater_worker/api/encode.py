@@ -8,13 +8,14 @@ import base64
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
-from uuid import UUID
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidewater_core import names
+from tidewater_worker import plain
 
 SMALL_ROWS: Final = 32
 US_PER_S: Final = 1_000_000
@@ -58,7 +59,10 @@ def _times(column: pa.Array) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _second(second: int) -> str:
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    try:
+        return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (OverflowError, ValueError):  # of a table that was imported
+        return str(np.datetime64(second, "s"))
 
 
 def to_messages(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -77,12 +81,7 @@ def to_messages(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     if payload == [names.VALUE] and pa.types.is_binary(columns[names.VALUE].type):
         _put_bytes(messages, "value", columns[names.VALUE])
     elif payload:
-        rows = batch.select(payload).to_pylist(maps_as_pydicts="strict")
-        for field in payload:
-            if pa.types.is_fixed_size_binary(columns[field].type):
-                for row in rows:
-                    row[field] = None if row[field] is None else UUID(bytes=row[field])
-        for message, row in zip(messages, rows, strict=True):
+        for message, row in zip(messages, plain.rows_of(batch, payload), strict=True):
             message["value"] = row
     if (headers := columns.get(names.TW_HEADERS)) is None:
         return messages

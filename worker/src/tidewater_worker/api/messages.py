@@ -7,21 +7,28 @@ fit is refused with the path of the message and field (`$.messages[3].value.amou
 import datetime
 import decimal
 import uuid
-from typing import Annotated, Any, Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+import pyarrow as pa
 
 from tidewater_core.crd.columns import ColumnType
 from tidewater_core.crd.topic import SchemaSpec, TopicSpec
+from tidewater_worker.plain import INFINITY, MINUS_INFINITY, NAN
+
+Cell = Callable[[Any], Any]
+_Float = float | Literal["NaN", "Infinity", "-Infinity"]
+assert {NAN, INFINITY, MINUS_INFINITY} == {"NaN", "Infinity", "-Infinity"}
 
 _PYTHON: Final[dict[str, Any]] = {
     "boolean": bool,
     "int": Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)],
     "long": Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)],
-    "float": float,
-    "double": float,
+    "float": _Float,
+    "double": _Float,
     "date": datetime.date,
-    "time": datetime.time,
+    "time": Annotated[datetime.time, msgspec.Meta(tz=False)],
     "timestamp": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
     "timestamptz": Annotated[datetime.datetime, msgspec.Meta(tz=True)],
     "string": str,
@@ -63,6 +70,29 @@ def _value_type(schema: SchemaSpec) -> type[msgspec.Struct]:
     return msgspec.defstruct("Value", fields, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 
+def cell_of(kind: pa.DataType) -> Cell | None:
+    """Return what makes a cell for Arrow of a value that is not null; None: it is one already."""
+    if pa.types.is_floating(kind):
+        return float  # also of "NaN" and its like
+    if pa.types.is_fixed_size_binary(kind):
+        return lambda value: value.bytes
+    if pa.types.is_list(kind):
+        inner = cell_of(kind.value_type)
+        return None if inner is None else _each(inner)
+    if pa.types.is_map(kind):
+        inner = cell_of(kind.item_type)
+        return None if inner is None else _values(inner)
+    return None
+
+
+def _each(inner: Cell) -> Cell:
+    return lambda items: [None if v is None else inner(v) for v in items]
+
+
+def _values(inner: Cell) -> Cell:
+    return lambda items: {key: None if v is None else inner(v) for key, v in items.items()}
+
+
 class MessageDecoder:
     """Decodes the JSON and NDJSON of one topic's messages."""
 
@@ -70,12 +100,14 @@ class MessageDecoder:
         self.columns: list[str] | None = None
         message: type[msgspec.Struct] = RawMessage
         body: type[msgspec.Struct] = RawBody
+        value: Any = Any
         if spec.schema_ is not None:
             self.columns = [field.name for field in spec.schema_.fields]
+            value = _value_type(spec.schema_)
             message = msgspec.defstruct(
                 "Message",
                 [
-                    ("value", _value_type(spec.schema_)),
+                    ("value", value),
                     ("key", str | None, None),
                     ("key_b64", bytes | None, None),
                     ("headers", dict[str, str] | None, None),
@@ -90,6 +122,7 @@ class MessageDecoder:
             )
         self._body = msgspec.json.Decoder(body)
         self._message = msgspec.json.Decoder(message)
+        self._value = msgspec.json.Decoder(value)
         self.message_type = message
 
     def json(self, body: bytes) -> list[Any]:
@@ -100,3 +133,7 @@ class MessageDecoder:
     def ndjson(self, body: bytes) -> list[Any]:
         """Decode one message a line."""
         return list(self._message.decode_lines(body))
+
+    def event(self, data: bytes, headers: dict[str, str]) -> Any:
+        """Make a typed topic's message of the JSON of its value."""
+        return self.message_type(value=self._value.decode(data), headers=headers)

@@ -10,11 +10,17 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Invalid, OutcomeUnknown, TidewaterError, TooLarge
+from tidewater_core.errors import (
+    Invalid,
+    OutcomeUnknown,
+    TidewaterError,
+    TooLarge,
+    Unsupported,
+)
 from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.errors import error_body
-from tidewater_worker.cluster.forwarding import FORWARDED
-from tidewater_worker.log.group import Rows, Submission
+from tidewater_worker.cluster.forwarding import FORWARDED, check_owner
+from tidewater_worker.log.group import Headers, Rows, Submission
 from tidewater_worker.log.producers import Duplicate, Request, Stored
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
@@ -23,8 +29,11 @@ from tidewater_worker.topic import Payload, Topic
 PRODUCER_HEADER: Final = b"tidewater-producer"
 SEQUENCE_HEADER: Final = b"tidewater-sequence"
 _MESSAGE_HEADERS: Final = (b"tidewater-key", b"tidewater-header-", b"ce-")
+_ONCE: Final = (PRODUCER_HEADER, SEQUENCE_HEADER, *_MESSAGE_HEADERS)
 ACK_TABLE_WAIT_MS: Final = 30_000
 DIGITS_MAX: Final = 19
+ROW_BYTES: Final = 64
+"""What a row takes beside its bytes, about."""
 _DUPLICATE: Final = b',"duplicate":true'
 _QUERY: Final = frozenset({"ack", "partition", "timeout_ms"})
 log = logging.getLogger(__name__)
@@ -48,7 +57,9 @@ class Answer:
     def one(self, partition: int, result: Stored | TidewaterError) -> None:
         """Take a partition's result; the last one ends the request."""
         if isinstance(result, TidewaterError):
-            self.error = result
+            # That a part may be stored is not outweighed by one that certainly is not.
+            if not isinstance(self.error, OutcomeUnknown):
+                self.error = result
         else:
             self.acks[partition] = result
         self.left -= 1
@@ -66,10 +77,15 @@ def held_bytes(payload: Payload) -> int:
     `nbytes`, which looks for the part of each buffer that is used, and takes longer.
     """
     if isinstance(payload, Rows):
-        return sum(len(value) for value in payload.values if value is not None) + 64 * len(
-            payload.values
-        )
+        return sum(map(_row_bytes, payload.keys, payload.headers, payload.values))
     return sum(buffer.size for column in payload.columns for buffer in column.buffers() if buffer)
+
+
+def _row_bytes(key: bytes | None, headers: Headers | None, value: bytes | None) -> int:
+    nbytes = ROW_BYTES + len(value or b"") + len(key or b"")
+    if headers:
+        nbytes += sum(len(name) + len(text) for name, text in headers)
+    return nbytes
 
 
 class Producing:
@@ -77,6 +93,9 @@ class Producing:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        limits = node.settings.limits
+        # What never has room would be told to come back for ever.
+        self._bytes_max = min(limits.frame_bytes_max, limits.partition_inflight_bytes_max)
         self._decoders: dict[str, tuple[TopicSpec, TopicDecoder]] = {}
 
     def decoder(self, topic: Topic) -> TopicDecoder:
@@ -124,10 +143,18 @@ class Producing:
             raise TooLarge("RequestTooLarge", f"a request has at most {limit} bytes")
         asked, ack_table, timeout_ms = _options(query) if query else (None, False, 0)
         fields = dict(headers)
+        if len(fields) < len(headers):
+            _check_twice(headers)
+        if fields.get(b"content-encoding", b"identity") != b"identity":
+            raise Unsupported(
+                "UnsupportedEncoding",
+                "a body is sent as it is, without Content-Encoding; Arrow's own compression is "
+                "taken",
+            )
         request = _request(fields)
         content_type = fields.get(b"content-type", b"").decode("latin-1")
         texts = {
-            key.decode("latin-1"): value.decode("latin-1")
+            key.decode("latin-1"): _text(key, value)
             for key, value in headers
             if key.startswith(_MESSAGE_HEADERS)
         }
@@ -148,15 +175,28 @@ class Producing:
         done: Callable[[Answer], None],
         *,
         may_forward: bool = True,
+        nbytes: int | None = None,
     ) -> None:
-        """Give decoded messages to the log, whole or not at all; `done` is called once, later."""
-        nbytes = held_bytes(payload)
+        """Give decoded messages to the log, whole or not at all; `done` is called once, later.
+
+        `nbytes` are the payload's `held_bytes`, for who knows them already.
+        """
+        if nbytes is None:
+            nbytes = held_bytes(payload)
+        if nbytes > (most := self._bytes_max):
+            raise TooLarge(
+                "RequestTooLarge", f"{nbytes} bytes in the log's form; at most {most} are taken"
+            )
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
         answer = Answer(len(parts), done)
         away: list[tuple[Partition, Payload]] = []
         if topic.is_spread and may_forward:
             away = [(topic.partition(n), part) for n, part in parts if topic.is_elsewhere(n)]
             parts = [(n, part) for n, part in parts if not topic.is_elsewhere(n)]
+        # All are asked before the first one takes its share: whole or not at all. What another
+        # worker refuses nonetheless is gathered with what others have stored.
+        for partition, _ in away:
+            check_owner(partition)
         appenders = [topic.partition(number).ready() for number, _ in parts]
         submissions = []
         for (number, part), appender in zip(parts, appenders, strict=True):
@@ -166,7 +206,6 @@ class Producing:
                 lambda result, number=number: answer.one(number, result),  # type: ignore[misc]
                 request,
             )
-            # All are asked before the first one takes its share: whole or not at all.
             appender.check(submission)
             submissions.append((appender, submission))
         for partition, part in away:
@@ -205,21 +244,47 @@ class Producing:
         respond(200, body, None)
 
     async def in_table(self, topic: Topic, answer: Answer, timeout_ms: int) -> int | None:
-        """Wait until stored messages are in the table; return the snapshot that has them."""
-        upto = {
-            number: stored.offset + stored.count
-            for number, stored in answer.acks.items()
-            if not topic.is_elsewhere(number)
-        }
+        """Wait until stored messages are in the table; return the snapshot that has them.
+
+        The messages are in the log: whatever goes wrong from here on, no error says that nothing
+        was stored, or a producer would send them under another number (G8).
+        """
+        try:
+            return await self._in_table(topic, answer, timeout_ms / 1000)
+        except TidewaterError as error:
+            said = str(error)
+        except TimeoutError:
+            said = f"not after {timeout_ms} ms"
+        except Exception as error:  # whoever waits, and all behind it, must get an answer
+            log.exception("ack=table of %s", topic.name)
+            said = f"a fault of the worker: {error!r}"
+        raise not_in_table_yet(said)
+
+    async def _in_table(self, topic: Topic, answer: Answer, timeout_s: float) -> int | None:
+        ends = {number: stored.offset + stored.count for number, stored in answer.acks.items()}
+        upto = {number: end for number, end in ends.items() if not topic.is_elsewhere(number)}
+        away = ends.keys() - upto.keys()
         snapshot = None
-        if len(upto) < len(answer.acks):
+        if away:
             # Flushing needs another permission than producing: it is this worker that asks.
-            others = await self._node.forwarding.flush(topic, timeout_ms / 1000, as_worker=True)
+            others = await self._node.forwarding.flush(topic, timeout_s, away, as_worker=True)
+            told = [other["frontier"] for other in others]
+            if any(all(has.get(str(n), 0) < ends[n] for has in told) for n in away):
+                raise TimeoutError  # a partition changes hands, and who was asked has it no more
             snapshot = max(others, key=lambda other: sum(other["frontier"].values()))["snapshot_id"]
         if not upto:
             return snapshot
-        await self._node.wait_committed(topic, upto, timeout_ms / 1000)
+        if not await self._node.wait_committed(topic, upto, timeout_s):
+            raise TimeoutError
         return topic.state.snapshot_id if topic.state else None
+
+
+def not_in_table_yet(said: str) -> OutcomeUnknown:
+    """Say that messages are stored and that nobody knows of them in the table."""
+    return OutcomeUnknown(
+        "NotInTableYet", f"the messages are in the log, but not known to be in the table: {said}",
+        1_000,
+    )  # fmt: skip
 
 
 def acks_json(answer: Answer) -> bytes:
@@ -231,6 +296,24 @@ def acks_json(answer: Answer) -> bytes:
     )
 
 
+def _text(name: bytes, value: bytes) -> str:
+    """Read a header as what its bytes say: a key must not depend on the door it came by."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        said = f"the HTTP header {name.decode('latin-1')!r} is not UTF-8"
+        raise Invalid("InvalidHeader", said) from None
+
+
+def _check_twice(headers: RawHeaders) -> None:
+    """Refuse to choose between two keys, or between two values of a header."""
+    seen = set()
+    for name, _ in headers:
+        if name in seen and name.startswith(_ONCE):
+            raise Invalid("InvalidHeader", f"{name.decode('latin-1')[:40]!r} is there twice")
+        seen.add(name)
+
+
 def _request(fields: dict[bytes, bytes]) -> Request | None:
     producer, sequence = fields.get(PRODUCER_HEADER), fields.get(SEQUENCE_HEADER)
     if producer is None and sequence is None:
@@ -239,14 +322,20 @@ def _request(fields: dict[bytes, bytes]) -> Request | None:
         raise Invalid("InvalidProducer", "Tidewater-Producer and Tidewater-Sequence go together")
     if not sequence.isdigit() or len(sequence) > DIGITS_MAX:
         raise Invalid("InvalidSequence", "Tidewater-Sequence is a number from 0 on")
-    return Request(producer.decode("latin-1"), int(sequence))
+    try:
+        return Request(producer.decode(), int(sequence))
+    except UnicodeDecodeError:
+        raise Invalid("InvalidProducer", "Tidewater-Producer is UTF-8") from None
 
 
 def _options(query: str) -> tuple[int | None, bool, int]:
     asked: int | None = None
     ack_table = False
     timeout_ms = ACK_TABLE_WAIT_MS
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if len(dict(pairs)) < len(pairs):
+        raise Invalid("InvalidParameter", "a parameter is there twice")
+    for name, value in pairs:
         if name not in _QUERY:
             raise Invalid(
                 "UnknownParameter", f"produce takes ack, partition, timeout_ms, not {name[:40]!r}"

@@ -8,6 +8,12 @@ ordinary way through the application.
 
 Who may not produce is refused as soon as the head is known, and the body is not kept. While that
 has to be asked, a connection's requests wait in their order, and little of their bodies is read.
+
+Who offers to speak another protocol than HTTP/1.1 or a WebSocket (`Upgrade: h2c`: curl's --http2,
+Java's HttpClient) is taken at HTTP/1.1. The parser leaves out the body of every request that
+offers an upgrade, so such a request is begun only when a second one reads it without the offer.
+
+Bytes that are no request are the last that is taken; what came before them is answered first.
 """
 
 import asyncio
@@ -16,9 +22,10 @@ import re
 from collections import deque
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tidewater_core.errors import Retryable, TidewaterError, TooLarge
+from tidewater_core.errors import Invalid, Retryable, TidewaterError, TooLarge, Unsupported
 from tidewater_worker.api import socket
 from tidewater_worker.api.door import CHALLENGE
 from tidewater_worker.api.errors import error_body, retry_after_seconds
@@ -52,8 +59,11 @@ _STATUS: Final = {
     }.items()
 }
 HEAD_BYTES_MAX: Final = 64 * 1024
-_HEAD_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Head Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_OFFER: Final = (b"connection", b"upgrade", b"http2-settings")
+"""Headers by which a client offers to speak another protocol."""
+_LAST_WORD: Final = (
+    b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b"
 )
 _TOO_MANY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -114,12 +124,16 @@ class EdgeProtocol(HttpToolsProtocol):
         self._unjudged: deque[_Slot] = deque()
         """Requests that came whole and wait for a verdict, or behind one that does."""
         self._authorization: bytes | None = None
-        self._is_in_head = False
+        self._is_in_head = self._is_in_body = False
         self._head_bytes: int | None = None
-        """Bytes of a head that is not whole yet, but for the piece that it began in."""
+        """Bytes of a head or a trailer that is not whole yet, but for the piece it began in."""
         self._is_new = True
         self._heard_at = 0.0
         self._closing = False
+        self._declined: bytes | None = None
+        """The head of a request that offered another protocol, without the offer."""
+        self._last_word: bytes | None = None
+        """What is said before the connection is closed, after the answers that are due."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse one too many."""
@@ -146,24 +160,46 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._slot = None
-        self._is_in_head, self._head_bytes = True, None
+        self._is_in_head, self._is_in_body, self._head_bytes = True, False, None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; behind the body it comes too late to count."""
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Choose the way."""
-        self._is_in_head = False
+        self._is_in_head, self._head_bytes = False, None
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self._decline()
+            return
         idle = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
         if idle and self.parser.get_method() == b"POST":
             match = _PRODUCE.fullmatch(self.url)
             if match is not None and not self.parser.should_upgrade():
+                self._is_in_body = True
                 self._begin_produce(match)
                 return
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expect
         self.scope["headers"] = headers
-        if self._slots:
+        if self._slots and not self.parser.should_upgrade():
             self.cycle = _UnderWay()  # type: ignore[assignment]
         super().on_headers_complete()
+        self._is_in_body = True
+
+    def _decline(self) -> None:
+        """Begin nothing: without a parser that reads its body the request would be an empty one."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise Unsupported("NoTunnels", "CONNECT is not done here")
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % each for each in self.headers if each[0] not in _OFFER]
+        if not self.parser.should_keep_alive():
+            lines.append(b"connection: close")
+        self._declined = b"\r\n".join([*lines, b"", b""])
 
     def _begin_produce(self, match: re.Match[bytes]) -> None:
         query = match[3]
@@ -204,12 +240,13 @@ class EdgeProtocol(HttpToolsProtocol):
             self._let_go(slot)
         is_open = self.transport is not None and not self.transport.is_closing()
         if is_open and len(self._slots) <= PIPELINED_MAX:
-            self.flow.resume_reading()
+            self._read_on()
         while self._unjudged and self._unjudged[0].is_judged:
             self._store(self._unjudged.popleft())
 
     def on_body(self, body: bytes) -> None:
         """Gather a produce request's body."""
+        self._head_bytes = None
         slot = self._slot
         if slot is None:
             super().on_body(body)
@@ -233,8 +270,11 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Store a produce request, or keep it until it is judged."""
+        self._is_in_body = False
         slot = self._slot
         if slot is None:
+            if self._declined is not None:
+                return
             super().on_message_complete()
             return
         self._slot = None
@@ -288,43 +328,129 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.transport is None or self.transport.is_closing():
             return
         self.transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if self.flow.write_paused:
+            self.flow.pause_reading()  # or the answers of a client that takes none would pile up
         self.server_state.total_requests += len(ready)
         if not keep_alive or (self._closing and not slots):
             self.transport.close()
         elif not slots:
             self._after_slots()
         elif len(slots) < PIPELINED_MAX:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless the client has yet to take its answers."""
+        if not self.flow.write_paused:
             self.flow.resume_reading()
+
+    def resume_writing(self) -> None:
+        """Go on with a client that has taken its answers."""
+        super().resume_writing()
+        if len(self._slots) < PIPELINED_MAX and not self.pipeline:
+            self._read_on()
 
     def _after_slots(self) -> None:
         """Go on with an ordinary request that waited, or wait for the next one."""
-        self.flow.resume_reading()
+        self._read_on()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
+        elif self._last_word is not None:
+            self._say_last_word()
         elif self._slot is None:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
+    def on_response_complete(self) -> None:
+        """Go on after an ordinary request; the last word comes when all are answered."""
+        is_last = self._last_word is not None and not self.pipeline
+        super().on_response_complete()
+        if is_last and not self.transport.is_closing():
+            self._say_last_word()
+
     def data_received(self, data: bytes) -> None:
         """Parse what came; a connection that is closing takes nothing more."""
-        if self.parser is not None:
-            self._is_new, self._heard_at = False, self.loop.time()
-            super().data_received(data)
-            if self._is_in_head:
-                self._bound_head(len(data))
+        if self.parser is None or self._last_word is not None:
+            return
+        self._is_new, self._heard_at = False, self.loop.time()
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("what was sent is no request of HTTP")
+            return
+        if self._is_in_head or self._is_in_body:
+            self._bound_head(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        """Parse what came; a request that offers another protocol is parsed without the offer."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                head, self._declined = self._declined, None
+                if head is None:
+                    self.handle_websocket_upgrade()
+                    return
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+                rest = memoryview(rest)[upgrade.args[0] :]
 
     def _bound_head(self, size: int) -> None:
-        """Cut off a head without an end: the parser has no bound, and this may be anybody."""
+        """Cut off a head or a trailer without an end.
+
+        The parser has no bound, and copies all that it has of a value with each piece; and this
+        may be anybody.
+        """
         if self._head_bytes is None:
             self._head_bytes = 0  # it began somewhere in what came, behind other requests
             return
         self._head_bytes += size
         if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self.transport.write(_HEAD_TOO_LARGE)
-            self.transport.close()
+            error = TooLarge(
+                "HeadTooLarge", f"head and trailer have {HEAD_BYTES_MAX} bytes at most"
+            )
+            self._end(b"431 Request Header Fields Too Large", error)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, after those before it."""
+        self._end(b"400 Bad Request", Invalid("InvalidRequest", msg))
+
+    def _end(self, status: bytes, error: TidewaterError) -> None:
+        """Take nothing more; say why when everything that is due was answered, and close."""
+        body = error_body(error)
+        self._last_word = _LAST_WORD % (status, len(body), body)
+        self._is_in_head = False
+        if self._slot is not None:  # it is what is wrong
+            self._let_go(self._slot)
+            self._slot = None
+        elif self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()
+        elif getattr(self.cycle, "more_body", False) and not self.cycle.response_complete:
+            if self.cycle.response_started:
+                self._last_word = b""
+            self._say_last_word()
+            return
+        elif self._is_in_body and self.cycle is not None and self.cycle.response_complete:
+            self._last_word = b""  # it has its answer
+        self.end_with(self._last_word)
+
+    def end_with(self, word: bytes) -> None:
+        """Take nothing more; say this when everything that is due was answered, and close."""
+        self._last_word = word
+        if not (self.pipeline or self.is_answering):
+            self._say_last_word()
+
+    def _say_last_word(self) -> None:
+        if self._last_word:
+            self.transport.write(self._last_word)
+        self.transport.close()
 
     @property
     def is_answering(self) -> bool:

@@ -28,7 +28,13 @@ from tidewater_worker.cluster.forwarding import FORWARDED
 from tidewater_worker.metrics import render
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
-from tidewater_worker.streaming import END_HEADER, PartitionStream
+from tidewater_worker.streaming import (
+    END_HEADER,
+    GAPS_HEADER,
+    PartitionStream,
+    gaps_header,
+    table_only,
+)
 from tidewater_worker.topic import Topic
 
 READ_ROWS_DEFAULT: Final = 100
@@ -37,6 +43,10 @@ SLICE_ROWS: Final = 250
 TIMESTAMP_DIGITS_MAX: Final = 15
 JSON_TYPE: Final = "application/json"
 FORWARD_S: Final = 30.0
+_READ_QUERY: Final = frozenset({
+    "partition", "offset", "timestamp", "limit", "wait_ms", "position", "snapshot_id", "tag",
+    "columns", "isolation",
+})  # fmt: skip
 
 
 log = logging.getLogger(__name__)
@@ -55,6 +65,25 @@ def _error(error: TidewaterError) -> Response:
 
 def _bare(status: int, kind: str, reason: str, message: str) -> Response:
     return _json({"error": {"kind": kind, "reason": reason, "message": message}}, status)
+
+
+def check_query(request: Request, taken: frozenset[str]) -> None:
+    """Refuse a parameter that is not known or there twice: it would say nothing, or half."""
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in taken:
+            known = ", ".join(sorted(taken))
+            raise Invalid("UnknownParameter", f"no {name[:40]!r} is taken here, but {known}")
+    if len(set(given)) < len(given):
+        raise Invalid("InvalidParameter", "a parameter is there twice")
+
+
+def check_one_start(*starts: object) -> None:
+    """Refuse a read that names more than one place to begin at."""
+    if len(starts) - starts.count(None) > 1:
+        raise Invalid(
+            "InvalidParameter", "give one of offset, timestamp, position, snapshot_id and tag"
+        )
 
 
 def timestamp_us(text: str | None) -> int | None:
@@ -95,6 +124,10 @@ def make_app(node: Node, producing: Producing) -> FastAPI:
         log.exception("a request failed", exc_info=error)
         message = "this is a fault of the worker; its log has the details"
         return _bare(500, "OutcomeUnknown", "Internal", message)
+
+    @app.exception_handler(400)
+    async def unreadable(_request: Request, _error_: Exception) -> Response:
+        return _error(Invalid("InvalidBody", "the body is no JSON that can be read"))
 
     @app.exception_handler(404)
     async def unknown(request: Request, _error_: Exception) -> Response:
@@ -215,26 +248,32 @@ def _add_reading(app: FastAPI, node: Node) -> None:
         limit: Annotated[int | None, Query(ge=1)] = None,
         wait_ms: Annotated[int, Query(ge=0)] = 0,
         position: Literal["earliest", "latest"] | None = None,
+        snapshot_id: int | None = None,
+        tag: str | None = None,
         columns: str | None = None,
         isolation: Isolation = Isolation.ACKNOWLEDGED,
     ) -> Response:
         """Read messages of one partition without a subscription, as JSON, NDJSON or Arrow."""
-        if (offset, timestamp, position).count(None) < 2:
-            raise Invalid("InvalidParameter", "give one of offset, timestamp and position")
+        check_query(request, _READ_QUERY)
+        check_one_start(offset, timestamp, position, snapshot_id, tag)
         topic = node.topic(namespace, name)
         owned = topic.partition(partition)
+        wait_s = min(wait_ms, node.settings.limits.wait_max.ms) / 1000
         if owned.is_elsewhere:
             if owned.remote_url and not is_forwarded(request):
-                return await _proxied(node, owned.remote_url, request, wait_ms / 1000)
-            owned = await node.forwarding.table_only(owned, offset)
+                return await _proxied(node, owned.remote_url, request, wait_s)
+            owned = await table_only(node, owned, offset)
         chosen = None if columns is None else [name for name in columns.split(",") if name]
         committed = isolation is Isolation.COMMITTED
         stream = PartitionStream(node, topic, partition, chosen, is_committed=committed, view=owned)
-        await stream.begin(offset, timestamp_us(timestamp), at_end=position == "latest")
+        if snapshot_id is not None or tag is not None:
+            await stream.begin_at(snapshot_id, tag)
+        else:
+            await stream.begin(offset, timestamp_us(timestamp), at_end=position == "latest")
         if wait_ms:
-            await stream.wait_past(min(wait_ms, node.settings.limits.wait_max.ms) / 1000)
+            await stream.wait_past(wait_s)
         accept = request.headers.get("accept", "")
-        headers = {END_HEADER.decode(): str(stream.end)}
+        headers = {END_HEADER.decode(): str(stream.end), **gaps_header(stream.lost(stream.offset))}
         if decode.ARROW in accept:
             body = _arrow_body(stream, limit or STREAM_ROWS_DEFAULT)
             return StreamingResponse(await _begun(body), headers=headers, media_type=decode.ARROW)
@@ -255,7 +294,7 @@ async def _proxied(node: Node, url: str, request: Request, wait_s: float) -> Res
     kept = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in reply.headers
-        if name in (b"content-type", b"retry-after", END_HEADER)
+        if name in (b"content-type", b"retry-after", END_HEADER, GAPS_HEADER)
     }
     return StreamingResponse(reply.chunks(), reply.status, kept)
 
@@ -328,9 +367,9 @@ async def _json_body(
     end = stream.end
     head = b'{"messages":[' + b",".join(pieces)
     tail = b'],"next_offset":%d,"end_offset":%d' % (position, end)
-    passed = [gap for gap in partition.table.gaps if gap[0] < position and gap[1] > begin]
-    if passed:  # lost with a volume: a reader is told, not left to wonder
-        tail += b',"gaps":' + msgspec.json.encode([{"start": a, "end": b} for a, b in passed])
+    lost = stream.lost(begin, position)
+    if lost:  # with a volume: a reader is told, not left to wonder
+        tail += b',"gaps":' + msgspec.json.encode(lost)
     return Response(head + tail + b"}", media_type=JSON_TYPE)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from tidewater_core.errors import Invalid, NotFound, TidewaterError
+from tidewater_core.errors import Invalid, NotFound, Retryable, TidewaterError
 from tidewater_worker.api import socket_frames as frames
 from tidewater_worker.api.door import CHALLENGE
 from tidewater_worker.api.errors import error_body
@@ -34,7 +34,8 @@ CLOSE_S: Final = 2.0
 """How long a client may take to answer a close."""
 _STATUS: Final = {
     400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
-    426: b"Upgrade Required", 429: b"Too Many Requests", 503: b"Service Unavailable",
+    426: b"Upgrade Required", 429: b"Too Many Requests", 500: b"Internal Server Error",
+    503: b"Service Unavailable",
 }  # fmt: skip
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,11 @@ async def _judge(http: Any, sockets: Sockets, guard: Guard, authorization: bytes
             either = (topic(CONSUME, *where), topic(PRODUCE, *where))
             await guard.check_any(authorization, either)
     except TidewaterError as error:
-        _refuse(http, error)
+        _refuse(http, error, error.status)
+        return
+    except Exception:
+        log.exception("a socket cannot be opened")
+        _fail(http)
         return
     if not http.transport.is_closing():
         with working_for(authorization):
@@ -82,7 +87,11 @@ def _open(http: Any, sockets: Sockets, authorization: bytes | None) -> None:
         if http.is_answering:
             raise Invalid("InvalidHandshake", "earlier requests of this connection are under way")
     except TidewaterError as error:
-        _refuse(http, error)
+        _refuse(http, error, error.status)
+        return
+    except Exception:
+        log.exception("a socket cannot be opened")
+        _fail(http)
         return
     connection = SocketConnection(
         sockets, namespace, name, http.connections, http.loop, authorization
@@ -93,15 +102,20 @@ def _open(http: Any, sockets: Sockets, authorization: bytes | None) -> None:
     connection.connection_made(http.transport)
 
 
-def _refuse(http: Any, error: TidewaterError) -> None:
+def _fail(http: Any) -> None:
+    """Close whatever happens: a connection that is not read would never be seen to end."""
+    _refuse(http, Retryable("Internal", "this is a fault of the worker; its log has more"), 500)
+
+
+def _refuse(http: Any, error: TidewaterError, status: int) -> None:
     body = error_body(error)
-    more = b"www-authenticate: %b\r\n" % CHALLENGE if error.status == 401 else b""
-    http.transport.write(
+    more = b"www-authenticate: %b\r\n" % CHALLENGE if status == 401 else b""
+    # Behind the answers that are due: a client would take it for one of them.
+    http.end_with(
         b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
         b"sec-websocket-version: 13\r\n%bconnection: close\r\n\r\n%b"
-        % (error.status, _STATUS.get(error.status, b"Refused"), len(body), more, body)
+        % (status, _STATUS.get(status, b"Refused"), len(body), more, body)
     )
-    http.transport.close()
 
 
 def add_socket(app: FastAPI) -> None:

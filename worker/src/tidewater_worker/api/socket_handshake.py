@@ -56,10 +56,17 @@ def check_origin(origin: bytes | None, host: bytes, origins: Sequence[str]) -> N
     asked = origin.decode("latin-1")
     if asked in origins:
         return
-    ours = urlsplit(f"//{host.decode('latin-1')}").hostname
-    if ours is None or urlsplit(asked).hostname != ours:
+    ours = _host_of(f"//{host.decode('latin-1')}")
+    if ours is None or _host_of(asked) != ours:
         raise Forbidden(
             "ForbiddenOrigin",
             f"pages of {asked[:100]!r} may not open a socket here; the worker's setting "
             "socket_origins names those that may",
         )
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # of brackets, for one
+        return None

@@ -16,7 +16,7 @@ from tidewater_core import names
 from tidewater_worker.api import encode
 from tidewater_worker.api import socket_frames as frames
 from tidewater_worker.api import socket_messages as say
-from tidewater_worker.api.routes import timestamp_us
+from tidewater_worker.api.routes import check_one_start, timestamp_us
 from tidewater_worker.node import Node
 from tidewater_worker.streaming import PartitionStream
 from tidewater_worker.topic import Topic
@@ -170,17 +170,22 @@ class Following:
                 if source.is_idle:
                     stream.offset = source.offset
                     await stream.wait_past(FOLLOW_S)
+                begin = source.offset
                 chunk = await self._chunk(source)
                 if chunk is None:
                     continue
                 self._credit -= chunk.rows
-                self._send(chunk, source.offset, max(stream.end, source.offset))
+                self._send(chunk, begin, source.offset, stream)
                 await asyncio.sleep(0)  # others have their turn between the chunks
         finally:
             await source.release()
 
     async def _begin(self, stream: PartitionStream) -> None:
         command = self._command
+        check_one_start(command.offset, command.timestamp, command.snapshot_id, command.tag)
+        if command.snapshot_id is not None or command.tag is not None:
+            await stream.begin_at(command.snapshot_id, command.tag)
+            return
         at_end = (
             command.offset is None and command.timestamp is None and command.position == "latest"
         )
@@ -215,13 +220,16 @@ class Following:
             self._chunks.put(key, chunk)
         return chunk
 
-    def _send(self, chunk: Chunk, next_offset: int, end_offset: int) -> None:
-        command = self._command
+    def _send(self, chunk: Chunk, begin: int, next_offset: int, stream: PartitionStream) -> None:
+        command, end_offset = self._command, max(stream.end, next_offset)
         numbers = (command.id, command.partition, chunk.rows, next_offset, end_offset)
         head = (
             b'{"messages":{"id":%d,"partition":%d,"count":%d,"next_offset":%d,"end_offset":%d'
             % numbers
         )
+        lost = stream.lost(begin, next_offset)
+        if lost:
+            head += b',"gaps":' + msgspec.json.encode(lost)
         if command.format == "json":
             parts = [head, b',"messages":', chunk.data, b"}}"]
             opcode = frames.Opcode.TEXT

@@ -1,7 +1,6 @@
 """A subscription over a socket: messages as the credit allows, and what becomes of them."""
 
 import asyncio
-from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +18,6 @@ from tidewater_worker.topic import Topic
 PULL_S: Final = 15.0
 ALIVE_SHARE: Final = 3
 """A consumer without credit is noted as alive this often in an ackDeadline."""
-_numbers = count(1)
 
 
 class Subscribing:
@@ -33,8 +31,8 @@ class Subscribing:
         name = topic.name
         self._found = dispatch.find(name.namespace, name.name, command.subscription)
         self._topic, self._client, self._command = topic, client, command
-        self._is_named = command.consumer is not None
-        self._consumer = command.consumer or f"socket-{next(_numbers)}"
+        self._is_named = bool(command.consumer)
+        self._consumer = command.consumer or dispatch.made_up_name("socket")
         self._credit = command.credit
         self._more = asyncio.Event()
 
@@ -72,7 +70,8 @@ class Subscribing:
                     said = {"id": command.id, "consumer": self._consumer}
                     self._client.send(frames.text(msgspec.json.encode({"subscribed": said})))
                 if delivered:
-                    self._send(delivered)
+                    async with subscriptions.given_back(self._found, self._consumer, delivered):
+                        self._send(delivered)
                 await self._client.drained()
                 await self._wait_for_credit()
         finally:
@@ -93,6 +92,9 @@ class Subscribing:
         rows = sum(piece.batch.num_rows for piece in delivered)
         self._credit -= rows
         head = b'{"messages":{"id":%d,"count":%d' % (self._command.id, rows)
+        lost = subscriptions.gaps_of(delivered)
+        if lost:
+            head += b',"gaps":' + msgspec.json.encode(lost)
         if self._command.format == "json":
             data = msgspec.json.encode(subscriptions._messages(delivered))
             self._client.send(frames.text(b"".join((head, b',"messages":', data, b"}}"))))

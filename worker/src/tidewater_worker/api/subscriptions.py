@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from itertools import count
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -17,11 +16,12 @@ from tidewater_core.crd.explain import problems
 from tidewater_core.crd.subscription import StartFrom
 from tidewater_core.errors import Invalid, TidewaterError, TooLarge
 from tidewater_worker.api import decode, encode
+from tidewater_worker.api.errors import read_json
 from tidewater_worker.api.routes import is_forwarded
 from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.dispatch.part import Delivered
 from tidewater_worker.dispatch.report import Report
-from tidewater_worker.dispatch.spread import Spread
+from tidewater_worker.dispatch.spread import GAPS_METADATA, Spread
 from tidewater_worker.dispatch.subscription import Subscription
 from tidewater_worker.node import Node
 from tidewater_worker.schema import table_arrow_schema
@@ -40,7 +40,6 @@ DELIVERY_COLUMN: Final = "tw_delivery"
 T = TypeVar("T")
 Served = Spread | Subscription
 log = logging.getLogger(__name__)
-_stream_numbers = count(1)
 
 
 class PullBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,14 +47,14 @@ class PullBody(msgspec.Struct, forbid_unknown_fields=True):
 
     max: Annotated[int, msgspec.Meta(ge=1)] = PULL_MAX_DEFAULT
     wait_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
-    consumer: str = NO_NAME
+    consumer: str = ""
 
 
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
     """Which deliveries are done."""
 
     ack_ids: list[str]
-    consumer: str | None = None
+    consumer: str = ""
 
 
 class NackBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,7 +62,7 @@ class NackBody(msgspec.Struct, forbid_unknown_fields=True):
 
     ack_ids: list[str]
     delay_ms: Annotated[int, msgspec.Meta(ge=0, le=7 * 86_400_000)] | None = None
-    consumer: str | None = None
+    consumer: str = ""
 
 
 class ExtendBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,13 +70,13 @@ class ExtendBody(msgspec.Struct, forbid_unknown_fields=True):
 
     ack_ids: list[str]
     deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] | None = None
-    consumer: str | None = None
+    consumer: str = ""
 
 
 class LeaveBody(msgspec.Struct, forbid_unknown_fields=True):
     """Who goes."""
 
-    consumer: str = NO_NAME
+    consumer: str = ""
 
 
 class ReplayBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -115,10 +114,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
         data += chunk
         if len(data) > BODY_BYTES_MAX:
             raise TooLarge("RequestTooLarge", f"a request has at most {BODY_BYTES_MAX} bytes")
-    try:
-        return msgspec.json.decode(bytes(data) or b"{}", type=kind)
-    except msgspec.DecodeError as error:
-        raise Invalid("InvalidBody", str(error)) from error
+    return read_json(bytes(data) or b"{}", kind, "InvalidBody")
 
 
 # ---- status
@@ -150,9 +146,9 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
         """Take messages; waits up to `wait_ms` for the first one."""
         body = await read_body(request, PullBody)
         found = _find(request, dispatch, namespace, name, subscription)
-        limits = node.settings.limits
+        limits, who = node.settings.limits, body.consumer or NO_NAME
         work = found.pull(
-            body.consumer,
+            who,
             min(body.max, limits.read_rows_max),
             min(body.wait_ms, limits.wait_max.ms) / 1000,
             limits.read_bytes_max.bytes,
@@ -160,13 +156,43 @@ def _add_pull(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
         delivered, is_gone = await unless_gone(request, work)
         if is_gone and delivered:
             ids = [ack_id for piece in delivered for ack_id in piece.ack_ids]
-            await found.give_back(body.consumer, ids)
-        if decode.ARROW in request.headers.get("accept", ""):
-            schema = _arrow_schema(table_arrow_schema(found.topic.spec))
-            head = encode.arrow_schema_message(schema)
-            data = b"".join([head, _arrow(delivered or [], schema), encode.ARROW_END])
-            return Response(data, media_type=decode.ARROW)
-        return _json({"messages": _messages(delivered or [])})
+            await found.give_back(who, ids)
+        async with given_back(found, who, delivered or []):
+            return _answer(request, found, delivered or [])
+
+
+def _answer(request: Request, found: Served, delivered: list[Delivered]) -> Response:
+    if decode.ARROW in request.headers.get("accept", ""):
+        schema = _arrow_schema(table_arrow_schema(found.topic.spec))
+        head = encode.arrow_schema_message(with_gaps(schema, delivered))
+        data = b"".join([head, _arrow(delivered, schema), encode.ARROW_END])
+        return Response(data, media_type=decode.ARROW)
+    lost = gaps_of(delivered)
+    return _json({"messages": _messages(delivered), **({"gaps": lost} if lost else {})})
+
+
+@contextlib.asynccontextmanager
+async def given_back(
+    found: Served, consumer: str, delivered: list[Delivered]
+) -> AsyncGenerator[None, None]:
+    """Take back what is not written after all: its consumer will never hear of it."""
+    try:
+        yield
+    except Exception:
+        ids = [ack_id for piece in delivered for ack_id in piece.ack_ids]
+        await found.give_back(consumer, ids)
+        raise
+
+
+def gaps_of(delivered: list[Delivered]) -> list[dict[str, int]]:
+    """Name what was lost with volumes just before messages of an answer."""
+    return [gap for piece in delivered for gap in piece.gaps]
+
+
+def with_gaps(schema: pa.Schema, delivered: list[Delivered]) -> pa.Schema:
+    """Name it in the schema of an answer in Arrow."""
+    lost = gaps_of(delivered)
+    return schema.with_metadata({GAPS_METADATA: msgspec.json.encode(lost)}) if lost else schema
 
 
 async def unless_gone(request: Request, work: "Coroutine[Any, Any, T]") -> tuple[T | None, bool]:
@@ -237,8 +263,8 @@ def _add_acks(app: FastAPI, dispatch: Dispatch) -> None:
         return _report("extended", await found.extend(body.ack_ids, deadline_s))
 
 
-def _touch(subscription: Served, consumer: str | None) -> None:
-    if consumer is not None:
+def _touch(subscription: Served, consumer: str) -> None:
+    if consumer:
         subscription.touch(consumer)
 
 
@@ -264,7 +290,7 @@ def _add_moves(app: FastAPI, dispatch: Dispatch) -> None:
     async def leave(request: Request, namespace: str, name: str, subscription: str) -> Response:
         """Say that a consumer is gone: what it holds goes to others at once."""
         body = await read_body(request, LeaveBody)
-        _find(request, dispatch, namespace, name, subscription).leave(body.consumer)
+        _find(request, dispatch, namespace, name, subscription).leave(body.consumer or NO_NAME)
         return _json({})
 
     @app.post(f"{path}/replay")
@@ -305,9 +331,9 @@ def _add_stream(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
             head, write, media, idle = b": tidewater\n\n", _events, SSE, b": idle\n\n"
             last = _error_event
         # Refusals (an Exclusive subscription that is taken) become a status, not half a stream.
-        who = consumer or f"stream-{next(_stream_numbers)}"
+        who = consumer or dispatch.made_up_name("stream")
         first = await found.pull(who, limit, 0, STREAM_BYTES)
-        body = _follow(found, who, limit, first, write, idle, last, leaves=consumer is None)
+        body = _follow(found, who, limit, first, write, idle, last, leaves=not consumer)
         return StreamingResponse(
             _after(head, body), media_type=media, headers={"cache-control": "no-store"}
         )
@@ -338,7 +364,9 @@ async def _follow(
     try:
         while True:
             if delivered:
-                yield write(delivered)
+                async with given_back(subscription, consumer, delivered):
+                    data = write(delivered)
+                yield data
             elif idle:
                 yield idle
             delivered = await subscription.pull(consumer, limit, HEARTBEAT_S, STREAM_BYTES)

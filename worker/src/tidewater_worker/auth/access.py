@@ -4,10 +4,11 @@
     consume   on topics           reading, statistics
     either                        metadata, the opening of a socket
     consume   on subscriptions    pull, ack, nack, extend, leave, stream, status
-    admin     on topics           flush, move, give-up, a worker's report; between workers:
-                                  hand-over, commits
+    admin     on topics           flush, move, give-up; between workers: hand-over, commits
+    report    on topics, or admin a worker's report
     admin     on subscriptions    seek, replay
     get       on a path           /metrics, /openapi.json, /v1/workers
+    report    on the worker's own namespace: /metrics, too, which is its report in other words
 
 Whoever uses a subscription must also be one who may consume its topic. A request that no rule
 knows is nobody's: it is answered with 404 without being looked at, so that a route without
@@ -22,6 +23,9 @@ GROUP: Final = "tidewater.dev"
 PRODUCE: Final = "produce"
 CONSUME: Final = "consume"
 ADMIN: Final = "admin"
+REPORT: Final = "report"
+"""The operator has this one alone: its token goes to every worker, and so is worth little. So has
+who scrapes one namespace's workers."""
 TOPICS: Final = "topics"
 SUBSCRIPTIONS: Final = "subscriptions"
 
@@ -88,6 +92,7 @@ def path(verb: str, name: str) -> tuple[Access, ...]:
     return (Access(verb, "", "", name),)
 
 
+_METRICS: Final = ("GET", "/metrics")
 _NAME: Final = "([a-z0-9.-]{1,253})"
 _TOPIC: Final = f"/v1/{_NAME}/{_NAME}"
 _SUBSCRIPTION: Final = f"{_TOPIC}/subscriptions/{_NAME}"
@@ -115,7 +120,7 @@ _RULES: Final[tuple[tuple[str, re.Pattern[str], Callable[..., Rule]], ...]] = tu
         ("GET", "/openapi.json", _on_path("/openapi.json")),
         ("GET", "/v1/workers", _on_path("/v1/workers")),
         ("GET", "/v1/topics", lambda: LISTED),
-        ("GET", f"/v1/{_NAME}", lambda namespace: Rule(topic(ADMIN, namespace, ""))),
+        ("GET", f"/v1/{_NAME}", lambda namespace: _report(namespace)),
         ("POST", f"{_TOPIC}/messages", _on_topic(PRODUCE)),
         ("GET", f"{_TOPIC}(?:/messages|/stats)", _on_topic(CONSUME)),
         ("GET", f"{_TOPIC}(?:/socket)?", lambda namespace, name: _either(namespace, name)),
@@ -135,12 +140,22 @@ def _either(namespace: str, name: str) -> Rule:
     return Rule(topic(CONSUME, namespace, name), topic(PRODUCE, namespace, name))
 
 
+def _report(namespace: str) -> Rule:
+    return Rule(topic(REPORT, namespace, ""), topic(ADMIN, namespace, ""))
+
+
 def _all_subscriptions(namespace: str, name: str) -> Rule:
     return Rule(subscription(CONSUME, namespace, name, ""))
 
 
-def required(method: str, path: str) -> Rule | None:
-    """Return what a request needs; None: there is no such request."""
+def required(method: str, path: str, home: str = "") -> Rule | None:
+    """Return what a request needs; None: there is no such request.
+
+    `home` is the namespace whose topics the worker serves, if it knows: who may have its reports
+    may have its metrics. So a token can be for one namespace's metrics and open no other's.
+    """
+    if home and (method, path) == _METRICS:
+        return Rule((Access("get", "", "", path),), topic(REPORT, home, ""))
     for verb, pattern, rule in _RULES:
         if verb == method and (match := pattern.fullmatch(path)) is not None:
             return rule(*match.groups())

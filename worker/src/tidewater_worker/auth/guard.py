@@ -13,6 +13,7 @@ a flood of wrong tokens pushes out no right one.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final, Protocol
@@ -23,7 +24,7 @@ from tidewater_core.security import AuthSettings
 from tidewater_worker.auth.access import CONSUME, GROUP, TOPICS, Access, User
 from tidewater_worker.auth.cache import Cache, Quota
 from tidewater_worker.auth.lane import Lane
-from tidewater_worker.auth.tokens import expiry_s, token_of
+from tidewater_worker.auth.tokens import HEADER_BYTES_MAX, expiry_s, token_of
 
 USERS_MAX: Final = 10_000
 STRANGERS_MAX: Final = 10_000
@@ -66,7 +67,7 @@ class Guard:
         self._settings, self._reviews, self._clock = settings, reviews, clock
         self._people: Cache[User, _Person] = Cache(USERS_MAX)
         self._users: Cache[bytes, tuple[_Person, float]] = Cache(USERS_MAX)
-        self._strangers: Cache[bytes, bool] = Cache(STRANGERS_MAX)
+        self._strangers: Cache[bytes, bool] = Cache(STRANGERS_MAX)  # by their headers' hashes
         self._allowed: Cache[tuple[_Person, Access], float] = Cache(VERDICTS_MAX)
         self._denied: Cache[tuple[_Person, Access], bool] = Cache(VERDICTS_MAX)
         timeout_s = settings.review_timeout.seconds
@@ -91,9 +92,11 @@ class Guard:
         now = self._clock.monotonic()
         if authorization is None:
             raise _unauthenticated("there is no bearer token", needs)
+        if len(authorization) > HEADER_BYTES_MAX:
+            raise _unauthenticated("what is sent as a bearer token is none", needs)
         known = self._users.get(authorization, now)
         if known is None:
-            if self._strangers.get(authorization, now) is not None:
+            if self._strangers.get(_hash(authorization), now) is not None:
                 raise self._stranger(needs)
             return None
         person, refresh_at = known
@@ -158,7 +161,7 @@ class Guard:
             if known is not None:
                 return known[0]
             token_of(authorization)  # raises what is wrong with it
-            if self._strangers.get(authorization, now) is None:
+            if self._strangers.get(_hash(authorization), now) is None:
                 person = await self._new.once(authorization, lambda: self._ask_token(authorization))
                 if person is not None:
                     return person
@@ -221,7 +224,8 @@ class Guard:
         if user is None:
             self.counts["unauthenticated"] += 1
             self._users.drop(authorization)
-            self._strangers.put(authorization, True, now + self._settings.deny_ttl.seconds)
+            until = now + self._settings.deny_ttl.seconds
+            self._strangers.put(_hash(authorization), True, until)
             return None
         person = self._people.get(user, now)
         if person is None:
@@ -230,7 +234,7 @@ class Guard:
         ttl = self._settings.token_ttl.seconds
         if (end := expiry_s(token)) is not None:
             ttl = min(ttl, max(end - self._clock.now_us() / 1_000_000, 0.0))
-        self._strangers.drop(authorization)
+        self._strangers.drop(_hash(authorization))
         self._users.put(authorization, (person, now + ttl * REFRESH_SHARE), now + ttl)
         return person
 
@@ -247,6 +251,11 @@ class Guard:
             self._allowed.drop(key)
             self._denied.put(key, True, now + self._settings.deny_ttl.seconds)
         return is_allowed
+
+
+def _hash(authorization: bytes) -> bytes:
+    """Make a short key of what anybody may send."""
+    return hashlib.sha256(authorization).digest()
 
 
 def _unauthenticated(why: str, needs: Iterable[Access]) -> Unauthenticated:

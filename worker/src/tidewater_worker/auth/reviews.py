@@ -8,9 +8,9 @@ import msgspec
 
 from tidewater_core.clock import Clock
 from tidewater_core.errors import OutcomeUnknown, Retryable
-from tidewater_core.security import AuthSettings
+from tidewater_core.security import AUDIENCE, AuthSettings
 from tidewater_worker.auth.access import GROUP, Access, User
-from tidewater_worker.auth.tokens import REREAD_S, TokenFile
+from tidewater_worker.auth.tokens import REREAD_S, TokenFile, is_for
 from tidewater_worker.cluster.http import Peers
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105
@@ -31,11 +31,19 @@ class KubernetesReviews:
 
     async def authenticate(self, token: str) -> User | None:
         """Return whom a token speaks for; None: it is not valid here."""
-        spec: dict[str, Any] = {"token": token}
         if self._settings.audiences:
-            spec["audiences"] = list(self._settings.audiences)
+            return await self._user(token, self._settings.audiences)
+        # The API server judges a token by its own audience unless it is asked for others.
+        if is_for(token, AUDIENCE) and (found := await self._user(token, (AUDIENCE,))) is not None:
+            return found
+        return await self._user(token, ())
+
+    async def _user(self, token: str, audiences: tuple[str, ...]) -> User | None:
+        spec: dict[str, Any] = {"token": token}
+        if audiences:
+            spec["audiences"] = list(audiences)
         status = await self._review(TOKEN_REVIEWS, "authentication.k8s.io/v1", "TokenReview", spec)
-        return user_of(status, self._settings.audiences)
+        return user_of(status, audiences)
 
     async def authorise(self, user: User, access: Access) -> bool:
         """Tell whether a user may."""

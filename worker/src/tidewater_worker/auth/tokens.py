@@ -12,6 +12,7 @@ from tidewater_core.clock import Clock
 from tidewater_core.errors import Retryable, Unauthenticated
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
+HEADER_BYTES_MAX: Final = len("Bearer ") + TOKEN_BYTES_MAX
 REREAD_S: Final = 5.0
 SOCKET_PREFIX: Final = "base64url.bearer.authorization.k8s.io."
 """A browser cannot send a header with a WebSocket: the token stands among the subprotocols, in the
@@ -52,12 +53,16 @@ def socket_authorization_of(headers: RawHeaders) -> tuple[bytes | None, bytes]:
 
 
 def token_of(authorization: bytes | None) -> str:
-    """Return the token of an Authorization header."""
+    """Return the token of an Authorization header.
+
+    There is one space and nothing else around it: a token has not thousands of spellings, each of
+    which would be remembered.
+    """
     if authorization is None:
         raise Unauthenticated("Unauthenticated", "a bearer token is needed")
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated("Unauthenticated", "the Authorization header must be: Bearer TOKEN")
-    token = authorization[len(_SCHEME) :].strip()
+    token = authorization[len(_SCHEME) :]
     if not 0 < len(token) <= TOKEN_BYTES_MAX or not _is_plain(token):
         raise Unauthenticated("Unauthenticated", "what is sent as a bearer token is none")
     return token.decode("ascii")
@@ -72,17 +77,31 @@ def expiry_s(token: str) -> float | None:
 
     It only ever makes a time shorter: nothing is believed because of it.
     """
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims: Any = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=="))
-    except (binascii.Error, ValueError, msgspec.DecodeError):
-        return None
-    expires = claims.get("exp") if isinstance(claims, dict) else None
+    expires = _claims(token).get("exp")
     if isinstance(expires, int | float) and not isinstance(expires, bool):
         return float(expires)
     return None
+
+
+def is_for(token: str, audience: str) -> bool:
+    """Tell whether a JWT says that it is for somebody.
+
+    It only chooses what the API server is asked: nothing is believed because of it.
+    """
+    named = _claims(token).get("aud")
+    return audience in named if isinstance(named, list) else named == audience
+
+
+def _claims(token: str) -> dict[str, Any]:
+    """Return what a JWT says of itself, unchecked; nothing if it is none."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return {}
+    try:
+        claims: Any = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=="))
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        return {}
+    return claims if isinstance(claims, dict) else {}
 
 
 class TokenFile:

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import errno
 import os
+import socket
 import sys
 import time
 import urllib.error
@@ -13,7 +15,7 @@ from typing import NoReturn
 
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import WorkerSettings, embedded
-from tidewater_worker.cli.worker import register, start, topic_names
+from tidewater_worker.cli.worker import hold, register, start, topic_names
 
 NAME = "dev"
 HELP = "run a worker on this machine: SQLite catalog, local warehouse, no other server"
@@ -58,13 +60,31 @@ def run(args: argparse.Namespace) -> NoReturn:
         http = settings.listen_port
         next_port = http + 1 if http else 0
         settings = replace(settings, flight_port=next_port if args.flight < 0 else args.flight)
-    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    lock = hold(settings.run_dir)
+    _check_free(settings.listen_host, settings.listen_port, "--listen")
+    _check_free(settings.listen_host, settings.flight_port or 0, "--flight")
     register(settings, args.filename)
     _ensure_a_topic(settings)
     (settings.run_dir / "edge.addr").unlink(missing_ok=True)
     if os.fork() == 0:
+        os.close(lock)  # it is the worker's alone
         os._exit(_announce(settings))
     start(settings, [])
+
+
+def _check_free(host: str, port: int, option: str) -> None:
+    """Look if an address can be listened on: the edge would be started for ever in vain."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                said = f"{host}:{port} is taken; choose another with {option}"
+                raise Invalid("AddressInUse", said) from None
+            said = f"{host}:{port} cannot be listened on: {error.strerror}"
+            raise Invalid("BadAddress", said) from None
 
 
 def _ensure_a_topic(settings: WorkerSettings) -> None:

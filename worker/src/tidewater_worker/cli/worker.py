@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -12,12 +13,13 @@ from tidewater_core.clock import SystemIds
 from tidewater_core.crd.change import topic_change_problems
 from tidewater_core.crd.manifest import load_manifests
 from tidewater_core.crd.topic import Topic, TopicSpec
-from tidewater_core.errors import Invalid
+from tidewater_core.errors import Conflict, Invalid
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker.supervisor import replace_process
 
 NAME = "worker"
 HELP = "run a worker from a settings file"
+PID_BYTES_MAX = 20
 _PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 
 
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> NoReturn:
     """Run until SIGTERM."""
     settings = WorkerSettings.from_json(expand(args.settings.read_text(), dict(os.environ)))
+    hold(settings.run_dir)
     start(settings, args.filename)
 
 
@@ -101,9 +104,33 @@ def topic_names(settings: WorkerSettings) -> list[str]:
     return asyncio.run(ask())
 
 
+def hold(run_dir: Path) -> int:
+    """Keep others from what a worker runs on, before anything is written there.
+
+    The lock is the supervisor's: it goes with this process into its program, whatever ends it
+    gives it back, and its children do not get it. Returns its descriptor.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(lock, PID_BYTES_MAX).decode("ascii", "replace").strip()
+        os.close(lock)
+        raise Conflict(
+            "DataInUse", f"another worker (pid {owner or 'unknown'}) uses {run_dir}"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, b"%d\n" % os.getpid())
+    os.set_inheritable(lock, True)  # over execv; the supervisor's own children get nothing
+    return lock
+
+
 def start(settings: WorkerSettings, manifests: list[Path]) -> NoReturn:
-    """Register the manifests, write the settings where the processes find them, and supervise."""
-    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    """Register the manifests, write the settings where the processes find them, and supervise.
+
+    The caller holds the directory.
+    """
     register(settings, manifests)
     path = settings.run_dir / "settings.json"
     path.touch(mode=0o600)  # it may hold the catalog's credentials

@@ -114,6 +114,8 @@ class Committing:
                 await self._round()
             except TidewaterError as error:
                 log.warning("a round over the committing workers failed: %s", error)
+            except Exception:
+                log.exception("a round over the committing workers failed")
 
     async def _round(self) -> None:
         now = self._node.clock.monotonic()
@@ -127,8 +129,12 @@ class Committing:
         for name in list(self._held):
             topic = topics.get(name)
             if topic is None or not self._has_part(topic):
-                del self._held[name]
-                await self._coordination.drop_lease(_lease(name))
+                session = self._held.pop(name)
+                try:
+                    await self._coordination.drop_lease(_lease(name))
+                except TidewaterError:
+                    self._held.setdefault(name, session)  # the next round tries again
+                    raise
         self._tell()
 
     def _tell(self) -> None:
@@ -149,18 +155,21 @@ class Committing:
         now = self._node.clock.monotonic()
         if self._is_holder(name):
             return Target(me, "", stands_in=False)
+        owners = self._owners(topic)
         holder = self._holders.get(name)
-        if holder is None or self._is_away(name, holder, now):
+        # Who has no part in the topic any more gives the lease back: another one may have it.
+        if holder is None or holder not in owners or self._is_away(name, holder, now):
             try:
                 if await self._coordination.take_lease(_lease(name)):
                     self._held[name] = self._coordination.session
                     log.info("this worker commits for all owners of topic %s", name)
                     return Target(me, "", stands_in=False)
                 holder = await self._coordination.lease_holder(_lease(name))
+                if holder == me:
+                    holder = None  # an earlier life of this worker, whose session runs out
                 self._holders[name] = holder
             except TidewaterError as error:
                 log.warning("who commits for topic %s is not known: %s", name, error)
-        owners = self._owners(topic)
         away = {worker for worker in owners if self._is_away(name, worker, now)}
         return choose(me, holder, owners, away)
 

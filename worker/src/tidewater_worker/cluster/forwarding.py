@@ -8,7 +8,7 @@ the worker's.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -20,8 +20,7 @@ from tidewater_worker.auth.tokens import TokenFile
 from tidewater_worker.cluster.http import Peers, RawHeaders, Reply
 from tidewater_worker.log.group import Rows
 from tidewater_worker.log.producers import Duplicate, Request, Stored
-from tidewater_worker.partition import Partition, TableEnd
-from tidewater_worker.ports import PartitionState, Phase
+from tidewater_worker.partition import Partition
 from tidewater_worker.schema import HEADERS_TYPE
 from tidewater_worker.topic import Payload, Topic
 
@@ -38,15 +37,21 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 log = logging.getLogger(__name__)
 
 
+def check_owner(partition: Partition) -> None:
+    """Raise if a partition that is elsewhere has no owner who could be asked."""
+    if not partition.remote_url:
+        partition.ready()  # raises why not
+
+
 class Forwarding:
     """Asks the owners of partitions that are elsewhere."""
 
-    def __init__(self, worker_id: str, link: Any, spawn: Spawn) -> None:
+    def __init__(self, worker_id: str, spawn: Spawn) -> None:
         self.peers = Peers()
         self.token: TokenFile | None = None
         """The worker's own; None: nobody is asked who they are."""
         self._mark = (FORWARDED, worker_id.encode())
-        self._link, self._spawn = link, spawn
+        self._spawn = spawn
         self._turns: dict[tuple[str, int], asyncio.Lock] = {}
         """One request at a time per partition: what came first is stored first."""
 
@@ -97,8 +102,7 @@ class Forwarding:
         as_worker: bool = False,
     ) -> None:
         """Have messages stored by their partition's owner; `done` is called once, later."""
-        if not partition.remote_url:
-            partition.ready()  # raises why not
+        check_owner(partition)
         signed = self._signed(as_worker)
         self._spawn(self._produce(topic, partition, payload, request, done, signed))
 
@@ -111,65 +115,61 @@ class Forwarding:
         done: Callable[[Stored | TidewaterError], None],
         signed: list[tuple[bytes, bytes]],
     ) -> None:
-        headers = [*signed, (b"content-type", ARROW)]
-        if request is not None:
-            headers.append((b"tidewater-producer", request.producer.encode("latin-1")))
-            headers.append((b"tidewater-sequence", b"%d" % request.sequence))
-        target = f"/v1/{topic.name}/messages?partition={partition.number}"
         turn = self._turns.setdefault((partition.topic, partition.number), asyncio.Lock())
+        may_be_sent = False
         try:
+            headers = [*signed, (b"content-type", ARROW), *_identity(request)]
+            target = f"/v1/{topic.name}/messages?partition={partition.number}"
             async with turn:
                 if not partition.remote_url:
                     partition.ready()
                     raise Retryable("PartitionMoving", f"{topic.name} is moving here", 100)
+                body = _encode(payload)
+                may_be_sent = True
                 reply = await self.peers.request(
-                    partition.remote_url, "POST", target, headers, _encode(payload), PRODUCE_S
+                    partition.remote_url, "POST", target, headers, body, PRODUCE_S
                 )
                 data = await reply.read()
             if reply.status != 200:
                 raise _error(reply.status, data)
-            (ack,) = msgspec.json.decode(data)["acks"]
+            stored = _stored(data)
         except TidewaterError as error:
             done(error)
         except asyncio.CancelledError:
             done(OutcomeUnknown("ShuttingDown", "this worker is shutting down", 500))
             raise
+        except Exception as error:
+            # Whatever it is: somebody waits, and what is in flight counts until `done`.
+            log.exception("%s partition %s: not forwarded", topic.name, partition.number)
+            kind = OutcomeUnknown if may_be_sent else Retryable
+            done(kind("ForwardingFailed", f"this worker could not pass it on: {error!r}", 500))
         else:
-            kind = Duplicate if ack.get("duplicate") else Stored
-            done(kind(ack["offset"], ack["count"]))
+            done(stored)
 
     # ---- reading and metadata
 
-    async def table_only(self, partition: Partition, offset: int | None) -> Partition:
-        """Return a partition whose owner is away as far as the table has it."""
-        bounds = await self._link.bounds(partition.topic)
-        table = bounds.get(partition.number, PartitionState(state=Phase.RUNNING))
-        if offset is not None and offset > table.next:
-            partition.ready()  # not ours: raises who has it
-        return Partition(
-            partition.topic, partition.number, partition.directory, partition.epoch,
-            table=table, table_end=TableEnd(table.next), refusal=partition.refusal,
-            owner=partition.owner, is_elsewhere=True,
-        )  # fmt: skip
-
     async def flush(
-        self, topic: Topic, timeout_s: float, *, as_worker: bool = False
+        self,
+        topic: Topic,
+        timeout_s: float,
+        numbers: Collection[int] | None = None,
+        *,
+        as_worker: bool = False,
     ) -> list[dict[str, Any]]:
-        """Have all other owners of a topic's partitions flush; return their answers."""
+        """Have other owners flush, of all partitions or of some; return their answers."""
         target = f"/v1/{topic.name}/flush?timeout_ms={int(timeout_s * 1000)}"
         calls = [
             self.call(url, "POST", target, timeout_s=timeout_s + DESCRIBE_S, as_worker=as_worker)
-            for url in self._urls(topic)
+            for url in self._urls(topic, numbers)
         ]
         return list(await asyncio.gather(*calls))
 
-    def _urls(self, topic: Topic) -> list[str]:
-        """Return the other owners of a topic; raise if one of its partitions has none."""
+    def _urls(self, topic: Topic, numbers: Collection[int] | None) -> list[str]:
+        """Return the other owners of a topic; raise if one of the partitions has none."""
         urls = set()
         for partition in topic.partitions.values():
-            if partition.is_elsewhere:
-                if not partition.remote_url:
-                    partition.ready()
+            if partition.is_elsewhere and (numbers is None or partition.number in numbers):
+                check_owner(partition)
                 urls.add(partition.remote_url)
         return sorted(urls)
 
@@ -197,6 +197,23 @@ class Forwarding:
     async def close(self) -> None:
         """Hang up."""
         await self.peers.close()
+
+
+def _identity(request: Request | None) -> RawHeaders:
+    """Return the headers of an idempotent request: its id goes on as it came, in UTF-8."""
+    if request is None:
+        return []
+    return [
+        (b"tidewater-producer", request.producer.encode()),
+        (b"tidewater-sequence", b"%d" % request.sequence),
+    ]
+
+
+def _stored(data: bytes) -> Stored:
+    """Read the one ack of an answer."""
+    (ack,) = msgspec.json.decode(data)["acks"]
+    kind = Duplicate if ack.get("duplicate") else Stored
+    return kind(ack["offset"], ack["count"])
 
 
 def _error(status: int, data: bytes) -> TidewaterError:

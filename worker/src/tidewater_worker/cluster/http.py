@@ -1,26 +1,32 @@
 """HTTP/1.1 from worker to worker: pooled keep-alive connections, every wait bounded."""
 
 import asyncio
+import re
 import ssl
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
 import httptools
 
-from tidewater_core.errors import OutcomeUnknown, Retryable
+from tidewater_core.errors import Invalid, OutcomeUnknown, Retryable
 
 CONNECT_S: Final = 2.0
 IDLE_S_MAX: Final = 30.0
 """A connection that was idle longer is not used again: the other side may be closing it."""
 IDLE_MAX: Final = 32
 """Connections kept per worker."""
+BODY_S: Final = 30.0
+"""How long an answer that is read whole may take behind its head."""
 READ_BYTES: Final = 256 * 1024
 RETRY_MS: Final = 500
 RawHeaders = Sequence[tuple[bytes, bytes]]
+_ENDS_TARGET: Final = re.compile(r"[\0-\x20\x7f]")
+_ENDS_HEADER: Final = re.compile(rb"[\r\n\0]")
+"""What would make one request two, and give a later caller this one's answer."""
 
 
 class _Connection:
@@ -87,10 +93,15 @@ class Reply:
         self._peers, self._url, self._connection = peers, url, connection
 
     async def read(self) -> bytes:
-        """Return the whole body."""
-        return b"".join([chunk async for chunk in self.chunks()])
+        """Return the whole body; `OutcomeUnknown` if it does not come to its end in time."""
+        try:
+            async with asyncio.timeout(BODY_S), aclosing(self.chunks()) as chunks:
+                return b"".join([chunk async for chunk in chunks])
+        except TimeoutError:
+            said = f"{self._url}: an answer without an end"
+            raise OutcomeUnknown("OwnerSilent", said, RETRY_MS) from None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it comes."""
         try:
             async for chunk in self._connection.chunks():
@@ -122,11 +133,7 @@ class Peers:
 
         The time limit is for the head of the answer.
         """
-        lines = [f"{method} {target} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n".encode()]
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        if body or method == "POST":
-            lines.append(b"content-length: %d\r\n" % len(body))
-        head = b"".join([*lines, b"\r\n"])
+        head = _head(url, method, target, headers, body)
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connect(url)
@@ -178,3 +185,17 @@ class Peers:
                 with suppress(OSError):
                     await connection.writer.wait_closed()
         self._idle.clear()
+
+
+def _head(url: str, method: str, target: str, headers: RawHeaders, body: bytes) -> bytes:
+    """Write the head of a request; refuse what would not be read as what it is."""
+    if _ENDS_TARGET.search(target):
+        raise Invalid("InvalidTarget", f"{target[:100]!r} cannot be asked for")
+    lines = [f"{method} {target} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n".encode()]
+    for name, value in headers:
+        if _ENDS_HEADER.search(name) or _ENDS_HEADER.search(value):
+            raise Invalid("InvalidHeader", f"header {name[:40]!r} has a line end or a NUL")
+        lines.append(b"%b: %b\r\n" % (name, value))
+    if body or method == "POST":
+        lines.append(b"content-length: %d\r\n" % len(body))
+    return b"".join([*lines, b"\r\n"])

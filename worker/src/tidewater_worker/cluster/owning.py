@@ -8,14 +8,11 @@ stands in the way of another.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias
-
-import msgspec
 
 from tidewater_coordination.port import (
     Coordination,
-    Gap,
     Ownership,
     RegisteredTopic,
     Registry,
@@ -24,23 +21,15 @@ from tidewater_coordination.port import (
 from tidewater_coordination.rules import is_of
 from tidewater_core.clock import IdSource
 from tidewater_core.crd.topic import DeletionPolicy
-from tidewater_core.errors import Corrupt, Fenced, Retryable, TidewaterError
-from tidewater_core.names import log_path
-from tidewater_worker.cluster.epochs import TableEpochs
-from tidewater_worker.cluster.handover import Handover, discard, leave, receive, resume
+from tidewater_core.errors import Corrupt, Fenced, Overloaded, Retryable, TidewaterError
+from tidewater_worker.cluster.handover import leave
 from tidewater_worker.cluster.leaving import Leaving, deleting
-from tidewater_worker.cluster.plan import Action, decide, next_after_gap
-from tidewater_worker.log.recover import Recovered, recover
-from tidewater_worker.partition import DirectoryLock, Partition
-from tidewater_worker.ports import PartitionState, Phase
+from tidewater_worker.cluster.plan import Action, decide
+from tidewater_worker.cluster.taking import Taking
+from tidewater_worker.partition import Partition
+from tidewater_worker.ports import Phase
 from tidewater_worker.topic import Topic
-from tidewater_worker.volume import (
-    Drained,
-    clear_drained,
-    clear_earlier_life,
-    read_drained,
-    volume_id,
-)
+from tidewater_worker.volume import Drained, note_epoch, volume_id
 
 if TYPE_CHECKING:
     from tidewater_worker.node import Node
@@ -50,8 +39,12 @@ ROUND_S: Final = 1.0
 """A round is made at least this often: a lost session has to be noticed by time alone."""
 JOIN_S: Final = 0.5
 RETRY_S: Final = 2.0
+REOPEN_S: Final = 5.0
+"""Before a log that stopped is opened again. It can be read meanwhile."""
 RETRY_DAMAGE_S: Final = 30.0
 """Before a log that needs a person is looked at again."""
+UNHEARD_S: Final = 5.0
+"""How long the registry may not have heard of an epoch before it is told again."""
 DRAIN_S: Final = 60.0
 TOGETHER_S: Final = 1.0
 """How long a round waits for what it began: the table process hears of all of it at once."""
@@ -74,7 +67,7 @@ class Owning:
         """Topics whose registered spec is not served, and why."""
         self.taken = self.drained = 0
         """Partitions opened and let go since the start."""
-        self._epochs = TableEpochs(node.link)
+        self._taking = Taking(node, coordination)
         self._session = ""
         self._retry = False
         self._under_way: set[asyncio.Task[bool]] = set()
@@ -83,7 +76,7 @@ class Owning:
         """Join the other workers and take what is ours."""
         settings = self._node.settings
         volume = await asyncio.to_thread(volume_id, settings.log_root, self._ids)
-        self.me = WorkerInfo(settings.worker_id, url, flight_url, volume)
+        self.me = self._taking.me = WorkerInfo(settings.worker_id, url, flight_url, volume)
         await self._join(settings.session_ttl.seconds)
         await self._round()
 
@@ -107,7 +100,7 @@ class Owning:
             try:
                 version = await self._coordination.changed(self.registry.version, ROUND_S)
                 moved = self._coordination.session != self._session
-                if version != self.registry.version or moved or self._retry:
+                if version != self.registry.version or moved or self._retry or self._has_failed():
                     await self._round()
             except (OSError, TidewaterError) as error:
                 log.warning("a round over the registry failed: %s", error)
@@ -116,6 +109,10 @@ class Owning:
                 # Whatever it is, a worker that no longer follows the registry is worse.
                 log.exception("a round over the registry failed")
                 await asyncio.sleep(ROUND_S)
+
+    def _has_failed(self) -> bool:
+        topics = self._node.topics.values()
+        return any(part.has_failed for topic in topics for part in topic.partitions.values())
 
     async def _round(self) -> None:
         self._session = self._coordination.session
@@ -196,8 +193,9 @@ class Owning:
             return None
         holds = partition.appender is not None
         if holds and (owner is None or owner.epoch < partition.epoch):
-            return self._renew(partition)  # the registry has yet to hear of us
+            return self._unheard(partition)
         partition.owner = owner
+        partition.unheard_at = 0.0
         action = decide(
             self.me,
             self.registry.assignments.get(name, {}).get(number),
@@ -210,9 +208,14 @@ class Owning:
         if partition.drained is not None:
             action = Action.DRAIN  # half done: it must be let go before anybody can have it
         partition.is_elsewhere = action is Action.LEAVE
+        if partition.has_failed and partition.drained is None and action is not Action.LEAVE:
+            return self._mend(topic, partition)
         match action:
             case Action.KEEP:
-                return self._renew(partition) if partition.session != self._session else None
+                # A higher epoch of our own session: we acquired it, and never had the answer.
+                is_known = owner is None or owner.epoch == partition.epoch
+                is_ours = partition.session == self._session
+                return None if is_known and is_ours else self._renew(partition)
             case Action.OPEN:
                 return self._open(topic, partition) if self._may_open(partition) else None
             case Action.DRAIN:
@@ -226,25 +229,37 @@ class Owning:
 
     # ---- taking
 
+    def _unheard(self, partition: Partition) -> Work | None:
+        """Wait for the registry to hear of our epoch; one that was restored never will."""
+        if partition.session != self._session:
+            return self._renew(partition)
+        now = self._node.clock.monotonic()
+        partition.unheard_at = partition.unheard_at or now
+        self._retry = True
+        return self._renew(partition) if now - partition.unheard_at >= UNHEARD_S else None
+
     async def _renew(self, partition: Partition) -> bool:
-        """Take a partition again for a new session; its log never left our hands."""
-        session = self._session
-        if partition.session == session or not session:
+        """Take a partition again; its log never left our hands."""
+        session, topic, number = self._session, partition.topic, partition.number
+        if not session:
             return False
         try:
             async with self._opening:
-                grant = await self._coordination.acquire(partition.topic, partition.number)
+                grant = await self._coordination.acquire(topic, number, partition.epoch)
+                if grant.previous is not None and not is_of(grant.previous, self.me):
+                    # A registry from before we began: as long as it does not know, it would give
+                    # the partition back to the one before us.
+                    gap = None if partition.owner is None else partition.owner.gap
+                    await self._coordination.begin(topic, number, grant.epoch, gap)
         except Fenced as error:
             await self._close(partition, error)
             return True
         except TidewaterError:
             self._retry = True
             return False
-        log.warning(
-            "%s partition %s: epoch %s after a new session",
-            partition.topic, partition.number, grant.epoch,
-        )  # fmt: skip
-        partition.epoch, partition.session = grant.epoch, session
+        log.warning("%s partition %s: taken again, epoch %s", topic, number, grant.epoch)
+        partition.epoch, partition.session, partition.unheard_at = grant.epoch, session, 0.0
+        await asyncio.to_thread(note_epoch, partition.directory, grant.epoch)
         return True
 
     def _may_open(self, partition: Partition) -> bool:
@@ -257,127 +272,45 @@ class Owning:
         now = self._node.clock.monotonic()
         try:
             async with self._opening:
-                await self._take(topic, partition)
-        except (TidewaterError, OSError) as error:
-            refusal = error if isinstance(error, TidewaterError) else _unreadable(error)
-            if str(partition.refusal) != str(refusal):
-                log.warning("%s partition %s stays closed: %s", topic.name, partition.number, error)
-            partition.refusal = refusal
-            partition.unlock()
-            damaged = isinstance(refusal, Corrupt) or refusal.reason == "LogStale"
-            partition.retry_at = now + (RETRY_DAMAGE_S if damaged else RETRY_S)
-            self._retry = True
-            return False
+                await self._taking.take(topic, partition, self._session, self.registry.workers)
+                self.taken += 1
+        except TidewaterError as error:
+            self._stays_closed(partition, error, now)
+        except OSError as error:
+            unreadable = Retryable("LogUnreadable", f"the log's directory: {error}", 2_000)
+            self._stays_closed(partition, unreadable, now)
+        except Exception as error:
+            # Whatever it is: it has a reason that is seen, and no lock stays behind.
+            log.exception("%s partition %s", partition.topic, partition.number)
+            unopened = Corrupt("OpeningFailed", f"the log could not be opened: {error!r}")
+            self._stays_closed(partition, unopened, now)
+        return partition.appender is not None
+
+    def _stays_closed(self, partition: Partition, refusal: TidewaterError, now: float) -> None:
+        partition.unlock()
+        if str(partition.refusal) != str(refusal):
+            where = f"{partition.topic} partition {partition.number}"
+            log.warning("%s stays closed: %s", where, refusal)
+        partition.refusal = refusal
+        damaged = isinstance(refusal, Corrupt) or refusal.reason == "LogStale"
+        partition.retry_at = now + (RETRY_DAMAGE_S if damaged else RETRY_S)
+        self._retry = True
+
+    def _mend(self, topic: Topic, partition: Partition) -> Work | None:
+        """Open a log that stopped again, after a pause: its disk may be itself again by then."""
+        now = self._node.clock.monotonic()
+        if not partition.reopen_at:
+            partition.reopen_at = now + REOPEN_S
+        self._retry = True
+        return self._reopen(topic, partition) if now >= partition.reopen_at else None
+
+    async def _reopen(self, topic: Topic, partition: Partition) -> bool:
+        appender = partition.readable()
+        assert appender.failure is not None
+        await self._close(partition, appender.failure)
+        partition.acked_end = appender.end
+        await self._open(topic, partition)
         return True
-
-    async def _take(self, topic: Topic, partition: Partition) -> None:
-        node, number, session = self._node, partition.number, self._session
-        directory = log_path(node.settings.log_root, topic.name, number)
-        partition.lock = DirectoryLock(directory)
-        is_first = partition.owner is None
-        await asyncio.to_thread(clear_earlier_life, directory, topic.uuid, is_first=is_first)
-        recovered = await asyncio.to_thread(recover, directory, topic.uuid, number)
-        await self._refuse_stale(partition, partition.owner, recovered)
-        above = await self._epochs.of(partition.topic, number) if is_first else 0
-        grant = await self._coordination.acquire(partition.topic, number, above)
-        previous = grant.previous
-        if previous is None and topic.is_deleting:
-            # Too late for a first owner: nothing may make a table that was dropped meanwhile.
-            await self._coordination.release(partition.topic, number, grant.epoch, 0)
-            raise deleting(partition.topic)
-        try:
-            await self._refuse_stale(partition, previous, recovered)
-            recovered = await self._come_after(partition, previous, recovered, grant.epoch)
-        except TidewaterError:
-            # As it was: another one may be luckier.
-            drained_at = None if previous is None else previous.drained_at
-            await self._coordination.release(partition.topic, number, grant.epoch, drained_at)
-            raise
-        await asyncio.to_thread(clear_drained, directory)
-        if recovered.cut_bytes:
-            log.warning(
-                "%s partition %s: cut a torn tail of %s bytes (kept as .broken)",
-                topic.name, number, recovered.cut_bytes,
-            )  # fmt: skip
-        appender = node.make_appender(topic, partition, recovered)
-        appender.may_append = self._may_append(partition)
-        partition.begin(appender, grant.epoch, session)
-        self.taken += 1
-        age_s = (node.clock.now_us() - recovered.last_time_us) / 1e6
-        partition.pulse.begin(appender, node.clock.monotonic(), age_s)
-        node.spawn(partition.open_when_known())
-
-    def _may_append(self, partition: Partition) -> "_MayAppend":
-        return _MayAppend(self._node.clock.monotonic, self._coordination, partition)
-
-    async def _refuse_stale(
-        self, partition: Partition, owner: Ownership | None, recovered: Recovered
-    ) -> None:
-        """Refuse to go on with messages of a partition that another volume has had since (G5).
-
-        That owner may have given their offsets to other messages. Nobody can tell which of them
-        count, so a person must; unless all of them were in the table before it began.
-        """
-        if not recovered.segments or owner is None or is_of(owner, self.me):
-            return
-        drained = read_drained(partition.directory)
-        if drained is None or drained.end != recovered.next_offset:
-            raise Fenced(
-                "LogStale",
-                f"worker {owner.worker_id!r} has taken this partition since; the messages in "
-                f"this log from offset {recovered.segments[0].base_offset} to "
-                f"{recovered.next_offset} were kept",
-            )
-        bounds = await self._node.link.bounds(partition.topic)
-        frontier = bounds.get(partition.number, PartitionState()).next
-        if frontier < drained.end:
-            raise Corrupt(
-                "FrontierMovedBack",
-                f"the log was drained at {drained.end}, but the table stands at {frontier}; the "
-                "messages were kept",
-            )
-
-    async def _come_after(
-        self, partition: Partition, previous: Ownership | None, recovered: Recovered, epoch: int
-    ) -> Recovered:
-        """Go on after another volume's owner: from the table, with what that one left."""
-        directory = partition.directory
-        if previous is None or is_of(previous, self.me):
-            return await asyncio.to_thread(resume, directory, recovered)
-        if previous.drained_at is None:
-            await self._note_gap(partition, previous, epoch)
-            return Recovered()
-        await asyncio.to_thread(discard, directory, recovered)
-        last = self.registry.workers.get(previous.worker_id)
-        if last is None:
-            log.warning(
-                "%s partition %s: worker %s, which drained it, is away: re-sent requests from "
-                "before are not known here",
-                partition.topic, partition.number, previous.worker_id,
-            )  # fmt: skip
-            return Recovered()
-        target = f"/v1/{partition.topic}/partitions/{partition.number}/handover"
-        answer = await self._node.forwarding.call(last.url, "GET", target, as_worker=True)
-        handover = msgspec.convert(answer, Handover)
-        return await asyncio.to_thread(receive, directory, handover)
-
-    async def _note_gap(self, partition: Partition, lost: Ownership, epoch: int) -> None:
-        """Record that messages were lost with a volume, and where the partition goes on.
-
-        Nobody knows how many there were. None of their offsets may be given again, since readers
-        may have seen them: the partition goes on further than any log could have reached.
-        """
-        name, number = partition.topic, partition.number
-        frontier = (await self._node.link.bounds(name)).get(number, PartitionState()).next
-        gap = Gap(
-            frontier, next_after_gap(frontier), lost.volume, lost.given_up or "", lost.worker_id
-        )
-        await self._coordination.note_gap(name, number, epoch, gap)
-        partition.owner = Ownership(number, self.me.worker_id, epoch, self.me.volume, gap=gap)
-        log.error(
-            "%s partition %s: offsets %s to %s were lost with the volume of worker %s (%s)",
-            name, number, gap.start, gap.end - 1, lost.worker_id, gap.reason,
-        )  # fmt: skip
 
     # ---- letting go
 
@@ -417,16 +350,23 @@ class Owning:
             log.info("%s partition %s: drained at %s", topic.name, partition.number, drained)
         except (TidewaterError, OSError) as error:
             log.warning("%s partition %s is not drained: %s", topic.name, partition.number, error)
-            if partition.drained is None and not topic.is_deleting:
-                partition.refusal = None  # go on; the next round tries again
-            await asyncio.sleep(RETRY_S)
-            self._retry = True
+            await self._not_drained(topic, partition)
+        except Exception:
+            log.exception("%s partition %s is not drained", topic.name, partition.number)
+            await self._not_drained(topic, partition)
         finally:
             partition.is_busy = False
 
+    async def _not_drained(self, topic: Topic, partition: Partition) -> None:
+        """Go on for a while; the next round tries again."""
+        if partition.drained is None and not topic.is_deleting:
+            partition.leaving = None
+        await asyncio.sleep(RETRY_S)
+        self._retry = True
+
     async def _flush_out(self, topic: Topic, partition: Partition) -> int:
         if topic.is_deleting:
-            partition.refusal = deleting(partition.topic)
+            partition.leaving = deleting(partition.topic)
             appender = partition.readable()
             if _needs_no_table(topic, partition):
                 await appender.settle()
@@ -434,13 +374,17 @@ class Owning:
             if not partition.is_open:
                 raise Retryable("PartitionOpening", "the table's frontier is not known yet")
         else:
+            if isinstance(partition.refusal, Overloaded):
+                partition.refusal = None  # less waits for the table while nothing comes
             appender = partition.ready()
-            partition.refusal = Retryable(
+            partition.leaving = Retryable(
                 "PartitionMoving",
                 f"{partition.topic} partition {partition.number} is going to another worker", 300,
             )  # fmt: skip
         await appender.settle()
         await appender.make_durable()
+        if appender.failure is not None:
+            raise appender.failure.with_traceback(None)
         end = appender.durable_end
         assert end == appender.next_offset, "nothing is taken while it drains"
         self._node.tell_durable()
@@ -462,24 +406,6 @@ def _needs_no_table(topic: Topic, partition: Partition) -> bool:
     return goes and partition.table.state is Phase.STOPPED
 
 
-class _MayAppend:
-    """Tells whether a partition is certainly ours: cheap, since every request asks."""
-
-    __slots__ = ("_coordination", "_now", "_partition")
-
-    def __init__(
-        self, now: Callable[[], float], coordination: Coordination, partition: Partition
-    ) -> None:
-        self._now, self._coordination, self._partition = now, coordination, partition
-
-    def __call__(self) -> bool:
-        coordination = self._coordination
-        return (
-            self._now() < coordination.session_deadline
-            and self._partition.session == coordination.session
-        )
-
-
 def _refusal(topic: Topic, partition: Partition, owner: Ownership | None) -> TidewaterError:
     """Say why a partition that is not ours takes no message here."""
     if topic.is_deleting:
@@ -492,7 +418,3 @@ def _refusal(topic: Topic, partition: Partition, owner: Ownership | None) -> Tid
     return Retryable(
         "OwnerAway", f"{where} waits for worker {owner.worker_id!r} and its volume", 2_000
     )
-
-
-def _unreadable(error: OSError) -> TidewaterError:
-    return Retryable("LogUnreadable", f"the log's directory: {error}", 2_000)

@@ -13,12 +13,16 @@ each `gap` offsets after the one before it. The other fields say what the progre
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tidewater_core.errors import Corrupt
 
+RANGES_MAX: Final = 50_000
+"""Acknowledged ranges beyond the contiguous offset; past it only gaps can be filled. Written down,
+so many take 1.3 MB at most for offsets below 2^53 (two numbers each, of 12 digits on average), and
+about 0.2 MB as a rule: etcd takes 1.5 MiB."""
 FAILURES_MAX: Final = 1_000
 """Messages of a partition whose failed deliveries are stored."""
 
@@ -49,6 +53,10 @@ class Cursor:
             return True
         i = bisect_right(self._starts, offset) - 1
         return i >= 0 and offset < self._ends[i]
+
+    def touches(self, offset: int) -> bool:
+        """Tell whether acknowledging an offset makes no further range."""
+        return offset in self or offset - 1 in self or offset + 1 in self
 
     def add(self, start: int, end: int) -> bool:
         """Acknowledge [start, end); tell whether that is news."""
@@ -118,11 +126,35 @@ class Cursor:
         )
         return max(end - self.next, 0) - beyond
 
+    @property
+    def end(self) -> int:
+        """The offset after the last one that is acknowledged."""
+        return self._ends[-1] if self._ends else self.next
+
     def copy(self) -> "Cursor":
         """Return one that changes on its own."""
         twin = Cursor(self.next)
         twin._starts, twin._ends = list(self._starts), list(self._ends)
         return twin
+
+    def below(self, end: int) -> "Cursor":
+        """Return what is acknowledged below an offset; this one itself if that is all of it."""
+        if self.end <= end:
+            return self
+        twin = Cursor(min(self.next, end))
+        kept = bisect_left(self._starts, end)
+        twin._starts = self._starts[:kept]
+        twin._ends = [min(stop, end) for stop in self._ends[:kept]]
+        return twin
+
+
+class Begun(NamedTuple):
+    """How progress began, kept with it (see `Progress`)."""
+
+    reset_token: str | None = None
+    reset_version: int = 0
+    partitions: int | None = None
+    table: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -131,7 +163,7 @@ class Progress(msgspec.Struct, frozen=True):
     subscription: str
     """Identity of the subscription; a re-created one begins anew."""
     topic: str
-    """Identity of the topic; a re-created one has other messages at the same offsets."""
+    """Identity of the topic; a re-created one may have other messages at the same offsets."""
     next: int
     beyond: list[int] = []
     """gap, run, gap, run, … past `next`."""
@@ -141,9 +173,29 @@ class Progress(msgspec.Struct, frozen=True):
     """The resetToken that was acted on last."""
     snapshot: int | None = None
     """The table's snapshot when this was stored: a hint for people, never used to read."""
+    reset_version: int = 0
+    """The registry's version in which that token (or none) was seen: an owner whose view of the
+    registry is older does not act on the token that it sees."""
+    partitions: int | None = None
+    """How many partitions the topic had when this began; of those that came later nothing was
+    there before the subscription."""
+    table: str = ""
+    """Identity of the topic's table. Offsets go on with a table that was kept: a topic that is made
+    again on it has the same messages below the offset that it begins at."""
     failed: list[int] = []
     """gap, times, gap, times, … from `next` on: failed deliveries of messages that are open."""
     v: int = 1
+
+    @property
+    def begun(self) -> Begun:
+        """How it began."""
+        return Begun(self.reset_token, self.reset_version, self.partitions, self.table)
+
+    def is_of(self, subscription: str, topic: str, table: str) -> bool:
+        """Tell whether it is a subscription's, and counts in a topic that has this table."""
+        if self.subscription != subscription:
+            return False
+        return self.topic == topic or (bool(table) and self.table == table)
 
 
 def encode_ranges(cursor: Cursor) -> list[int]:

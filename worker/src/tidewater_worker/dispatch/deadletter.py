@@ -10,14 +10,15 @@ import logging
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
 
 from tidewater_coordination.port import CursorKey
 from tidewater_core import names
-from tidewater_core.errors import Conflict, Fenced, Invalid, TidewaterError
+from tidewater_core.errors import Conflict, Fenced, Invalid, Retryable, TidewaterError
+from tidewater_worker import plain
 from tidewater_worker.dispatch.cursor import Progress, decode_progress
 from tidewater_worker.dispatch.keyshared import key_hash
 from tidewater_worker.dispatch.part import Part
@@ -61,7 +62,7 @@ class DeadLetters:
         try:
             while part.delivery.dead and part.is_current:
                 try:
-                    buried = await self.bury(subscription, part, target)
+                    buried = await self._bury(subscription, part, target)
                 except TidewaterError as error:
                     log.warning("%s: no dead letters into %s: %s", subscription.name, target, error)
                     part.error = error
@@ -71,6 +72,7 @@ class DeadLetters:
                 for offset in buried:
                     part.delivery.bury(offset)
                 part.dead_lettered += len(buried)
+                await part.make_durable()
                 with suppress(Fenced):
                     await self._store.save({key: part.encode})
         except TidewaterError as error:
@@ -81,6 +83,17 @@ class DeadLetters:
         finally:
             part.is_burying = False
             subscription.notify()
+
+    async def _bury(self, subscription: "Subscription", part: Part, target: str) -> list[int]:
+        try:
+            return await self.bury(subscription, part, target)
+        except TidewaterError:
+            raise
+        except Exception as error:
+            # Or it would be tried again at once, and for ever.
+            log.exception("%s: dead letters of partition %d", subscription.name, part.number)
+            said = f"a fault of the worker, whose log has more: {type(error).__name__}"
+            raise Retryable("WorkerFault", said) from error
 
     async def bury(self, subscription: "Subscription", part: Part, target: str) -> list[int]:
         """Store dead messages of a partition; return those that are durable there now."""
@@ -144,7 +157,8 @@ class DeadLetters:
             done, gone = await subscription.restore(origins)
             replayed, expired, found = replayed + done, expired + gone, found + len(origins)
             # After the originals: a crash in between replays some twice, and loses none.
-            data = msgspec.json.encode(Progress(subscription.uuid, str(topic.uuid), end))
+            progress = Progress(subscription.uuid, str(topic.uuid), end, table=_table_of(topic))
+            data = msgspec.json.encode(progress)
             epoch = partition.epoch
             key = CursorKey(subscription.name, name, partition.number)
             await self._store.save({key: lambda data=data, epoch=epoch: (data, epoch)})  # type: ignore[misc]
@@ -190,13 +204,13 @@ class DeadLetters:
         reader = PartitionReader(self._node, topic, partition, begin)
         async with aclosing(reader.batches(1 << 62)) as batches:
             async for batch in batches:
-                keys = batch.column(names.TW_KEY).to_pylist()
-                for key, pairs in zip(
-                    keys, batch.column(names.TW_HEADERS).to_pylist(), strict=True
+                columns = (names.TW_OFFSET, names.TW_KEY, names.TW_HEADERS)
+                for offset, key, pairs in zip(
+                    *(batch.column(name).to_pylist() for name in columns), strict=True
                 ):
                     if len(origins) >= limit:
                         return origins, end
-                    end += 1
+                    end = offset + 1
                     origin = _origin(dict(pairs or ()), subscription)
                     if origin is not None:
                         origins.append((*origin, None if key is None else key_hash(key)))
@@ -228,9 +242,15 @@ def _position(data: bytes | None, uuid: str, topic: Topic, partition: Partition)
     if data is None:
         return first
     progress = decode_progress(data)
-    if (progress.subscription, progress.topic) != (uuid, str(topic.uuid)):
+    if not progress.is_of(uuid, str(topic.uuid), _table_of(topic)):
         return first
+    if progress.topic != str(topic.uuid):  # made again: letters of its own from its log's begin on
+        return max(min(progress.next, partition.readable().start), first)
     return max(progress.next, first)
+
+
+def _table_of(topic: Topic) -> str:
+    return "" if topic.state is None else topic.state.table_uuid
 
 
 def _size(rows: Rows) -> int:
@@ -238,9 +258,12 @@ def _size(rows: Rows) -> int:
 
 
 def _letters(batch: pa.RecordBatch, topic: Topic, added: list[dict[str, str]]) -> Payload:
-    """Turn messages into dead letters for a topic."""
+    """Turn messages into dead letters for a topic.
+
+    Headers without a value, which older tables hold, are no longer taken, and go.
+    """
     pairs = [
-        list({**dict(own or ()), **more}.items())
+        list({**{key: text for key, text in own or () if text is not None}, **more}.items())
         for own, more in zip(batch.column(names.TW_HEADERS).to_pylist(), added, strict=True)
     ]
     columns = batch.schema.names[_PAYLOAD_AT:]
@@ -269,5 +292,4 @@ def _raw_values(batch: pa.RecordBatch, columns: list[str]) -> list[bytes | None]
     if columns == [names.VALUE] and pa.types.is_binary(batch.schema.field(names.VALUE).type):
         values: list[bytes | None] = batch.column(names.VALUE).to_pylist()
         return values
-    rows: list[dict[str, Any]] = batch.select(columns).to_pylist(maps_as_pydicts="strict")
-    return [msgspec.json.encode(row) for row in rows]
+    return [msgspec.json.encode(row) for row in plain.rows_of(batch, columns)]

@@ -22,58 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from tidewater_worker.dispatch.cursor import Cursor
+from tidewater_worker.dispatch.cursor import RANGES_MAX, Cursor
+from tidewater_worker.dispatch.opened import Group, Open
 from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
 
 WINDOW_MAX: Final = 50_000
 """Messages of a partition that are fetched and not acknowledged."""
+assert WINDOW_MAX <= RANGES_MAX, "what is open may all lie between acknowledged ranges"
 PARTITION_KEY: Final = -1
 """The key of the one group of `Order.PARTITION`."""
 _SLACK: Final = 1_024
 """Outdated timers that are carried along before they are swept."""
-
-
-class _Open:
-    """A message that was fetched and is not acknowledged."""
-
-    __slots__ = ("dead", "deliveries", "due", "group", "holder", "lease", "offset")
-
-    def __init__(self, offset: int, group: "_Group | None") -> None:
-        self.offset = offset
-        self.group = group
-        self.deliveries = 0
-        self.lease = 0
-        """Of its last delivery; 0 before the first."""
-        self.holder: str | None = None
-        """The consumer it is out with."""
-        self.due = 0.0
-        """While out: the deadline. While delayed: the end of the delay. Else 0."""
-        self.dead: str | None = None
-        """Why it is dead."""
-
-    @property
-    def can_go(self) -> bool:
-        return self.holder is None and self.due == 0.0 and self.dead is None
-
-
-class _Group:
-    """Messages that keep their order."""
-
-    __slots__ = ("key", "out", "queued", "waiting")
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-        self.waiting: list[int] = []
-        """Heap of offsets; ones that went meanwhile are dropped when they come up."""
-        self.out: dict[int, _Open] = {}
-        self.queued: tuple[str, int] | None = None
-        """The consumer and first offset under which it stands in a queue."""
-
-    @property
-    def holder(self) -> str | None:
-        for message in self.out.values():
-            return message.holder
-        return None
 
 
 class Delivery:
@@ -103,8 +62,8 @@ class Delivery:
         """Deliveries that were not a message's first, since this began."""
         self._owner = owner
         self._window_max = window_max
-        self._open: dict[int, _Open] = {}
-        self._groups: dict[int, _Group] = {}
+        self._open: dict[int, Open] = {}
+        self._groups: dict[int, Group] = {}
         self._queues: dict[str, list[tuple[int, int]]] = {}
         """consumer → heap of (first offset, key) of groups that it may have next."""
         self._loose: list[int] = []
@@ -202,8 +161,8 @@ class Delivery:
         if key is not None:
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = _Group(key)
-        message = _Open(offset, group)
+                group = self._groups[key] = Group(key)
+        message = Open(offset, group)
         self._open[offset] = message
         message.deliveries = self._failures.get(offset, 0)
         if self._is_dead(message):
@@ -227,7 +186,7 @@ class Delivery:
             taken += self._take_idle_keys(consumer, now, limit - len(taken))
         return taken
 
-    def _next(self, consumer: str) -> _Open | None:
+    def _next(self, consumer: str) -> Open | None:
         loose = self._loose
         while loose and not self._can_go(loose[0]):
             heappop(loose)
@@ -242,7 +201,7 @@ class Delivery:
         message = self._open.get(offset)
         return message is not None and message.can_go
 
-    def _next_group(self, consumer: str) -> _Group | None:
+    def _next_group(self, consumer: str) -> Group | None:
         """Return the group whose first message is the consumer's next; it stays queued."""
         queue = self._queues.get(consumer)
         while queue:
@@ -259,7 +218,7 @@ class Delivery:
             self._queue(group)
         return None
 
-    def _first(self, group: _Group) -> _Open | None:
+    def _first(self, group: Group) -> Open | None:
         """Return the group's first waiting message if it can go."""
         waiting = group.waiting
         while waiting:
@@ -269,10 +228,10 @@ class Delivery:
             heappop(waiting)
         return None
 
-    def _who(self, group: _Group) -> str | None:
+    def _who(self, group: Group) -> str | None:
         return group.holder or self._owner(group.key)
 
-    def _queue(self, group: _Group) -> None:
+    def _queue(self, group: Group) -> None:
         """Put a group where its next consumer finds it; every change of a group ends here."""
         first = self._first(group)
         if first is None:
@@ -297,7 +256,7 @@ class Delivery:
                 taken.append(self._lease_out(message, consumer, now))
         return taken
 
-    def _lease_out(self, message: _Open, consumer: str, now: float) -> Leased:
+    def _lease_out(self, message: Open, consumer: str, now: float) -> Leased:
         self._lease += 1
         message.lease = self._lease
         message.deliveries += 1
@@ -357,6 +316,8 @@ class Delivery:
             if message.holder == consumer
         ]
         groups = {id(message.group): message.group for message in held}
+        if offsets is not None:  # it never reached the consumer
+            self.redeliveries -= sum(message.deliveries > 1 for message in held)
         for message in held:
             if message.holder is not None:
                 self._return(message)
@@ -416,7 +377,7 @@ class Delivery:
             group.queued = None
             self._queue(group)
 
-    def _settle(self, message: _Open) -> None:
+    def _settle(self, message: Open) -> None:
         """Put a message into the cursor."""
         offset = message.offset
         del self._open[offset]
@@ -427,7 +388,7 @@ class Delivery:
         if message.group is not None:
             self._queue(message.group)
 
-    def _give_back(self, message: _Open, now: float, reason: str, delay_s: float | None) -> None:
+    def _give_back(self, message: Open, now: float, reason: str, delay_s: float | None) -> None:
         """End a delivery that failed."""
         self._forget_holder(message)
         self._failures[message.offset] = message.deliveries
@@ -447,17 +408,17 @@ class Delivery:
         if message.group is not None:
             self._queue(message.group)
 
-    def _is_dead(self, message: _Open) -> bool:
+    def _is_dead(self, message: Open) -> bool:
         limit = self.policy.deliveries_max
         return limit is not None and message.deliveries >= limit
 
-    def _take_back_later(self, message: _Open) -> None:
+    def _take_back_later(self, message: Open) -> None:
         """Give back what is out after a message of its group: it must not overtake it."""
         if message.group is not None:
             for later in [m for m in message.group.out.values() if m.offset > message.offset]:
                 self._return(later)
 
-    def _return(self, message: _Open) -> None:
+    def _return(self, message: Open) -> None:
         """End a delivery that does not count."""
         self._forget_holder(message)
         message.deliveries -= 1
@@ -465,7 +426,7 @@ class Delivery:
         if message.group is not None:
             heappush(message.group.waiting, message.offset)
 
-    def _forget_holder(self, message: _Open) -> None:
+    def _forget_holder(self, message: Open) -> None:
         if message.holder is None:
             return
         self.out_by[message.holder] -= 1
@@ -475,20 +436,20 @@ class Delivery:
         if message.group is not None:
             message.group.out.pop(message.offset, None)
 
-    def _wait(self, message: _Open) -> None:
+    def _wait(self, message: Open) -> None:
         """Put a message among the waiting ones; its group's queue is the caller's matter."""
         if message.group is not None:
             heappush(message.group.waiting, message.offset)
         elif message.can_go:
             heappush(self._loose, message.offset)
 
-    def _can_go_again(self, message: _Open) -> None:
+    def _can_go_again(self, message: Open) -> None:
         if message.group is not None:
             self._queue(message.group)
         else:
             heappush(self._loose, message.offset)
 
-    def _set_timer(self, message: _Open, due: float) -> None:
+    def _set_timer(self, message: Open, due: float) -> None:
         message.due = due
         heappush(self._timers, (due, message.offset))
         if len(self._timers) > 2 * len(self._open) + _SLACK:

@@ -8,8 +8,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tidewater_coordination.port import RegisteredSubscription
+from tidewater_core.crd.explain import problems
 from tidewater_core.crd.subscription import SubscriptionSpec
-from tidewater_core.errors import NotFound, Retryable, TidewaterError
+from tidewater_core.errors import Invalid, NotFound, Retryable, TidewaterError
 from tidewater_worker.dispatch.bell import Bell
 from tidewater_worker.dispatch.deadletter import DeadLetters
 from tidewater_worker.dispatch.idle import Idle
@@ -19,11 +20,22 @@ from tidewater_worker.dispatch.store import ProgressStore
 from tidewater_worker.dispatch.subscription import Subscription
 from tidewater_worker.node import Node
 
+WORKER_CHARS_MAX: Final = 64
+"""Of a worker's id in a name that is made up; the whole has to be a consumer's name."""
 CHANGED_WAIT_S: Final = 30.0
+FAILED_WAIT_S: Final = 2.0
 OPEN_SOON_S: Final = 0.005
 OPEN_RETRY_S: Final = 0.2
 OPEN_RETRY_S_MAX: Final = 5.0
 log = logging.getLogger(__name__)
+
+
+def _spec_of(registered: RegisteredSubscription) -> SubscriptionSpec:
+    try:
+        return SubscriptionSpec.from_json(registered.spec)
+    except ValidationError as error:
+        said = "; ".join(problems(error, SubscriptionSpec))
+        raise Invalid("InvalidSpec", f"this worker cannot read the spec: {said}") from error
 
 
 class Dispatch:
@@ -38,9 +50,21 @@ class Dispatch:
         self._by_name: dict[str, Subscription] = {}
         self._registered: dict[str, RegisteredSubscription] = {}
         self._by_topic: dict[str, dict[str, Subscription]] = {}
+        self.refused: dict[str, TidewaterError] = {}
+        """Subscriptions whose registered spec is not served, and why."""
+        self._failed: dict[str, TidewaterError] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unopened: set[str] = set()
         self._open_wake = asyncio.Event()
+
+    def made_up_name(self, kind: str) -> str:
+        """Name a consumer that has no name of its own.
+
+        Nobody has the name on another worker or had it before a restart: what one of them holds
+        is not another's to take, nor to give back (G4).
+        """
+        worker = self._node.settings.worker_id[:WORKER_CHARS_MAX]  # for people who look
+        return f"{kind}-{worker}-{self._node.ids.uuid().hex}"
 
     # ---- life cycle
 
@@ -48,6 +72,7 @@ class Dispatch:
         """Take the registry's subscriptions and begin to follow it."""
         self._node.state_listeners.append(self._on_state)
         self._node.subscriptions = self.report
+        self._node.refused_subscriptions = self.refused
         version = await self._sync()
         self._tasks = [
             asyncio.create_task(self._follow(version)),
@@ -73,42 +98,60 @@ class Dispatch:
 
     async def _follow(self, version: int) -> None:
         while True:
+            # What was refused may have waited for something else: a column that its topic gets.
+            wait_s = FAILED_WAIT_S if self._failed else CHANGED_WAIT_S
             try:
-                if await self._port.changed(version, CHANGED_WAIT_S) != version:
+                if await self._port.changed(version, wait_s) != version or self._failed:
                     version = await self._sync()
             except TidewaterError as error:
                 log.warning("subscriptions are not in step with the registry: %s", error)
+                await asyncio.sleep(1.0)
+            except Exception:
+                # Whatever it is: without this, nobody hears of a subscription any more.
+                log.exception("subscriptions are not in step with the registry")
                 await asyncio.sleep(1.0)
 
     async def _sync(self) -> int:
         registry = await self._port.registry()
         for name in [name for name in self._by_name if name not in registry.subscriptions]:
             self._drop(name)
+        failed: dict[str, TidewaterError] = {}
         for registered in registry.subscriptions.values():
             try:
-                await self._sync_one(registered)
-            except (TidewaterError, ValidationError) as error:
+                await self._sync_one(registered, registry.version)
+            except TidewaterError as error:
                 # One bad subscription never stands in the way of another.
-                log.warning("subscription %s: %s", registered.name, error)
+                failed[registered.name] = error
+                if str(error) != str(self._failed.get(registered.name)):
+                    log.warning("subscription %s: %s", registered.name, error)
+            except Exception as error:
+                failed[registered.name] = Retryable("Internal", f"a fault of the worker: {error!r}")
+                log.exception("subscription %s", registered.name)
+        self._failed = failed
+        self.refused.clear()
+        self.refused.update((n, error) for n, error in failed.items() if isinstance(error, Invalid))
         # Topics and partitions may have come, too.
         self._unopened = set(self._by_name)
         self._open_wake.set()
         return registry.version
 
-    async def _sync_one(self, registered: RegisteredSubscription) -> None:
+    async def _sync_one(self, registered: RegisteredSubscription, version: int) -> None:
         known = self._registered.get(registered.name)
-        if known == registered:
-            return
-        spec = SubscriptionSpec.from_json(registered.spec)
         subscription = self._by_name.get(registered.name)
+        if known == registered:
+            if subscription is not None:
+                subscription.version = version
+            return
+        spec = _spec_of(registered)
         same = subscription is not None and subscription.uuid == registered.uuid
         if subscription is not None and same and subscription.spec.topic == spec.topic:
-            await subscription.change(spec)
+            await subscription.change(spec, version)
         else:
             self._drop(registered.name)
             subscription = Subscription(
                 self._node, self.store, self.bell, self.dead_letters, self.idle,
                 self._port.load_cursors, registered.name, registered.uuid, spec,
+                version,
             )  # fmt: skip
             self._by_name[registered.name] = subscription
             topic = self._by_topic.setdefault(subscription.topic_name, {})
@@ -120,7 +163,7 @@ class Dispatch:
         self._registered.pop(name, None)
         if subscription is not None:
             self._by_topic[subscription.topic_name].pop(name.partition("/")[2], None)
-            subscription.end(
+            subscription.forget(
                 NotFound("UnknownSubscription", f"there is no subscription {name} any more")
             )
 
@@ -151,6 +194,9 @@ class Dispatch:
         except TidewaterError as error:
             log.debug("subscription %s is not open yet: %s", subscription.name, error)
             return False
+        except Exception:
+            log.exception("subscription %s is not open yet", subscription.name)
+            return False
 
     # ---- what there is
 
@@ -167,6 +213,8 @@ class Dispatch:
         found = self._by_topic.get(f"{namespace}/{topic}", {}).get(name)
         if found is None:
             self._node.topic(namespace, topic)
+            if (refused := self.refused.get(f"{namespace}/{name}")) is not None:
+                raise refused.with_traceback(None)
             raise NotFound(
                 "UnknownSubscription",
                 f"topic {namespace}/{topic} has no subscription {name[:80]!r}",

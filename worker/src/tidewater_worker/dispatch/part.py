@@ -8,16 +8,19 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from tidewater_core import names
 from tidewater_core.crd.subscription import SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Corrupt, Invalid, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
-from tidewater_worker.dispatch.cursor import Progress, encode_failures, encode_ranges
+from tidewater_worker.dispatch.cursor import Begun, Progress, encode_failures, encode_ranges
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.policy import Leased, Order, Outcome, Policy
 from tidewater_worker.dispatch.window import FETCH_ROWS_MIN, Piece, Window
 from tidewater_worker.partition import Partition
 from tidewater_worker.topic import Topic
 
+MOVING_RETRY_MS: Final = 200
+"""When to ask again for a partition that is on its way to another worker."""
 SCAN_ROWS_MAX: Final = 100_000
 """Messages that one pull looks through for ones that it wants; then others have their turn."""
 
@@ -51,6 +54,8 @@ class Delivered(msgspec.Struct, frozen=True):
     """How often each was delivered, this time included."""
     nbytes: int = 0
     """About what they take."""
+    gaps: list[dict[str, int]] = []
+    """Offsets that were lost with a volume, just before one of these messages."""
 
 
 class Part:
@@ -63,14 +68,14 @@ class Part:
         uuid: str,
         delivery: Delivery,
         window: Window,
-        reset_token: str | None,
+        begun: Begun,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.epoch = partition.epoch
         self.delivery = delivery
         self.window = window
-        self.reset_token = reset_token
+        self.begun = begun
         self.lock = asyncio.Lock()
         """Held while fetching and while the position is moved."""
         self.is_burying = False
@@ -83,7 +88,12 @@ class Part:
         """Why the last look at it gave nothing."""
         self.dead_lettered = 0
         """Messages put into the dead-letter topic since this began."""
+        self.cut_back = 0
+        """Offsets that were acknowledged and that the log has lost."""
+        self.first_end = partition.readable().end
+        """Where the log ended at first: nothing past it was delivered by an owner before."""
         self._uuid = uuid
+        self._syncing = asyncio.Lock()
         self._fetching: asyncio.Task[bool] | None = None
 
     @property
@@ -106,18 +116,45 @@ class Part:
         if not self.is_current:
             return None
         delivery = self.delivery
-        state = self.topic.state
+        state, begun = self.topic.state, self.begun
+        if state is not None and state.table_uuid:
+            begun = begun._replace(table=state.table_uuid)
+        # Progress must not outlive its log: other messages would get offsets that it calls done.
+        cursor = delivery.cursor.below(self.partition.readable().durable_end)
         progress = Progress(
             self._uuid,
             str(self.topic.uuid),
-            delivery.cursor.next,
-            encode_ranges(delivery.cursor),
+            cursor.next,
+            encode_ranges(cursor),
             delivery.generation,
-            self.reset_token,
-            state.snapshot_id if state else None,
-            encode_failures(delivery.cursor.next, delivery.failures()),
+            snapshot=state.snapshot_id if state else None,
+            failed=encode_failures(cursor.next, delivery.failures()),
+            **begun._asdict(),
         )
         return msgspec.json.encode(progress), self.epoch
+
+    @property
+    def is_durable(self) -> bool:
+        """Tell whether what is acknowledged survives a power cut: always with `sync: Always`."""
+        appender = self.partition.appender
+        return appender is None or self.delivery.cursor.end <= appender.durable_end
+
+    async def make_durable(self) -> None:
+        """See to it that what is acknowledged survives a power cut, so that it may be stored.
+
+        Those who come while the disk works share its next turn.
+        """
+        if self.is_durable:
+            return
+        async with self._syncing:
+            appender, end = self.partition.readable(), self.delivery.cursor.end
+            if end > appender.durable_end:
+                try:
+                    await appender.make_durable()
+                except (OSError, Corrupt) as error:
+                    raise Retryable("LogSyncFailed", f"the log is not durable: {error}") from error
+            if end > appender.durable_end:
+                raise Retryable("LogNotDurable", "what was acknowledged is not durable yet", 200)
 
     async def close(self) -> None:
         """Let go of what was read, once nothing is being fetched."""
@@ -138,10 +175,13 @@ class Part:
         pieces: list[Piece] = []
         done = 0
         try:
+            self._check_ours()
             await self._lease(leases, consumer, limit, now)
             leases.sort()
             if leases:
-                pieces, done = await self._payloads(leases, bytes_max)
+                pieces, fit = await self._payloads(leases, bytes_max)
+                self._check_ours()
+                done = fit
         finally:
             # What does not fit, or could not be read, was not delivered.
             rest = [leased.offset for leased in leases[done:]]
@@ -149,12 +189,24 @@ class Part:
                 self.delivery.release(consumer, rest)
         return [self._delivered(piece) for piece in pieces]
 
+    def _check_ours(self) -> None:
+        """Refuse to deliver once the next owner may do so."""
+        if self.partition.drained is not None:
+            message = f"partition {self.number} is going to another worker"
+            raise Retryable("PartitionMoving", message, MOVING_RETRY_MS)
+
+    def take_back(self, consumer: str, delivered: Sequence[Delivered]) -> None:
+        """Take back what did not reach its consumer."""
+        for piece in delivered:
+            self.delivery.release(consumer, piece.batch.column(names.TW_OFFSET).to_pylist())
+
     async def has_for(
         self, consumer: str, limit: Callable[[], int], now: Callable[[], float]
     ) -> bool:
         """Tell whether there is a message for a consumer; none is given to it."""
         leases: list[Leased] = []
         try:
+            self._check_ours()
             await self._lease(leases, consumer, limit, now)
         finally:
             self.delivery.release(consumer, [leased.offset for leased in leases])
@@ -231,12 +283,22 @@ class Part:
         epoch, number, generation = self.epoch, self.number, self.delivery.generation
         ids = [str(AckId(epoch, number, generation, at.offset, at.lease)) for at in leases]
         size = len(leases) * piece.row_bytes
-        return Delivered(piece.batch, ids, [leased.delivery for leased in leases], size)
+        gaps: list[dict[str, int]] = []
+        if self.partition.table.gaps:
+            offsets = {leased.offset for leased in leases}
+            gaps = [
+                {"partition": number, "start": start, "end": end}
+                for start, end in self.partition.table.gaps
+                if end in offsets
+            ]
+        return Delivered(piece.batch, ids, [leased.delivery for leased in leases], size, gaps)
 
     # ---- back
 
     def lease_of(self, ack_id: AckId) -> int | Outcome | None:
         """Return the lease that an ack id names; None: one of an owner before; or STALE."""
+        if ack_id.epoch < self.epoch and ack_id.offset >= self.first_end:
+            return Outcome.STALE  # the log has lost that message: this is another one
         if ack_id.offset >= self.partition.readable().end:
             raise Invalid("InvalidAckId", f"{str(ack_id)!r} names a message that does not exist")
         if ack_id.generation != self.delivery.generation or ack_id.epoch > self.epoch:
@@ -270,5 +332,6 @@ class Part:
             "unacked": sum(delivery.out_by.values()),
             "acked_ranges": len(delivery.cursor),
             "dead": len(delivery.dead),
+            **({"cut_back": self.cut_back} if self.cut_back else {}),
             **({"error": self.error.to_body()["error"]} if self.error is not None else {}),
         }

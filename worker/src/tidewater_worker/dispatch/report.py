@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from tidewater_worker.dispatch.ackid import AckId
+from tidewater_worker.dispatch.policy import Outcome
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -18,3 +21,15 @@ class Report:
 
     done: int = 0
     refused: list[Refusal] = field(default_factory=list)
+
+    def settle(self, ack_id: AckId, outcome: Outcome) -> None:
+        """Note what became of one."""
+        if outcome is Outcome.DONE:
+            self.done += 1
+        else:
+            self.refused.append(
+                Refusal(
+                    str(ack_id), "Stale", "this delivery is over: the message was given to another "
+                    "consumer, given back, or the subscription was moved",
+                )
+            )  # fmt: skip

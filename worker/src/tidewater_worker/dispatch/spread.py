@@ -25,6 +25,8 @@ from tidewater_worker.topic import Topic
 
 ROUND_S: Final = 2.0
 """How long the owners are waited for before looking anew who they are."""
+PAUSE_S_MIN: Final = 0.02
+PAUSE_S_MAX: Final = 0.5
 CALL_S: Final = 10.0
 GRACE_S: Final = 5.0
 """How much longer than asked for an owner may take to say that it has nothing."""
@@ -90,14 +92,20 @@ class Spread:
         """Return the consumer's next messages; wait for some if there are none."""
         now = self._node.clock.monotonic
         deadline = now() + wait_s
+        pause_s = PAUSE_S_MIN
         while True:
             owners = self._owners()
             left = max(deadline - now(), 0.0)
             if owners == [HERE]:
                 return await self.local.pull(consumer, limit, left, bytes_max)
+            asked_at = now()
             found = await self._pull_ready(owners, consumer, limit, min(left, ROUND_S), bytes_max)
             if found or now() >= deadline:
                 return found
+            if now() - asked_at < PAUSE_S_MAX:
+                # Who had news and gave nothing cannot read it just now, or another was quicker.
+                await asyncio.sleep(min(pause_s, max(deadline - now(), 0.0)))
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
     async def _pull_ready(
         self, owners: list[str], consumer: str, limit: int, wait_s: float, bytes_max: int
@@ -384,10 +392,15 @@ def _raise(errors: list[TidewaterError], owners: int) -> None:
         raise errors[0]
 
 
+GAPS_METADATA: Final = b"tidewater.gaps"
+"""Of the schema of a pull's answer in Arrow: what was lost just before its messages."""
+
+
 def decode_delivered(data: bytes) -> list[Delivered]:
     """Read a pull's answer in Arrow: the last two columns are ack id and delivery."""
     found: list[Delivered] = []
     with pa.ipc.open_stream(data) as reader:
+        gaps = msgspec.json.decode((reader.schema.metadata or {}).get(GAPS_METADATA, b"[]"))
         for batch in reader:
             columns = batch.schema.names[:-2]
             found.append(
@@ -395,6 +408,7 @@ def decode_delivered(data: bytes) -> list[Delivered]:
                     batch.select(columns),
                     batch.column(len(columns)).to_pylist(),
                     batch.column(len(columns) + 1).to_pylist(),
+                    gaps=[] if found else gaps,  # once: they name their partition
                 )
             )
     return found

@@ -15,25 +15,24 @@ from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, Subscri
 from tidewater_core.errors import Fenced, Overloaded, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.bell import Bell
-from tidewater_worker.dispatch.counting import counts
+from tidewater_worker.dispatch.counting import counts, described
+from tidewater_worker.dispatch.cursor import RANGES_MAX
 from tidewater_worker.dispatch.deadletter import DeadLetters
 from tidewater_worker.dispatch.delivery import PARTITION_KEY
 from tidewater_worker.dispatch.idle import Idle
 from tidewater_worker.dispatch.keyshared import Ring, partition_owner
 from tidewater_worker.dispatch.members import Members
 from tidewater_worker.dispatch.opening import Load, Opener
-from tidewater_worker.dispatch.part import Delivered, Part
+from tidewater_worker.dispatch.part import MOVING_RETRY_MS, Delivered, Part
 from tidewater_worker.dispatch.policy import Outcome
 from tidewater_worker.dispatch.report import Refusal, Report
-from tidewater_worker.dispatch.starting import start_offsets
+from tidewater_worker.dispatch.starting import first_offset, start_offsets
 from tidewater_worker.dispatch.store import SOON_S, ProgressStore
 from tidewater_worker.node import Node
+from tidewater_worker.reading import learn_starts
 from tidewater_worker.topic import Topic
 
-RANGES_MAX: Final = 100_000
-"""Acknowledged ranges beyond the contiguous offset; past it only the gaps can be filled."""
 RETRY_S: Final = 0.5
-MOVING_RETRY_MS: Final = 200
 """How long a waiting pull leaves a partition alone that could not be read."""
 Origin = tuple[int, int, int | None]
 """A message that a dead letter came from: partition, offset and the place of its key."""
@@ -54,11 +53,14 @@ class Subscription:
         name: str,
         uuid: str,
         spec: SubscriptionSpec,
+        version: int = 0,
     ) -> None:
         self.name = name
         """`namespace/name`."""
         self.uuid = uuid
         self.spec = spec
+        self.version = version
+        """The registry's, in which this spec was last seen."""
         self.topic_name = f"{name.partition('/')[0]}/{spec.topic}"
         self.parts: dict[int, Part] = {}
         self.ended: TidewaterError | None = None
@@ -91,7 +93,7 @@ class Subscription:
         """Serve the partitions that are here now; tell whether all that could be are open."""
         topic = self.topic
         self._drop_parts([p for p in self.parts.values() if not p.is_current])
-        changed = [part for part in self.parts.values() if part.spec is not topic.spec]
+        changed = [p for p in self.parts.values() if p.spec.schema_ != topic.spec.schema_]
         if changed:
             await self._rebuild(changed)  # the topic has other columns
         missing = [p for p in topic.partitions.values() if p.number not in self.parts]
@@ -100,7 +102,7 @@ class Subscription:
             async with self._opening:
                 still = [p for p in ready if p.number not in self.parts]
                 if still:
-                    await self._opener.open(self.spec, topic, still, self.parts)
+                    await self._opener.open(self.spec, self.version, topic, still, self.parts)
                     self._members_changed()
         return len(ready) == len(missing)
 
@@ -115,17 +117,17 @@ class Subscription:
     def _key(self, part: Part) -> CursorKey:
         return self._opener.key(part)
 
-    async def change(self, spec: SubscriptionSpec) -> None:
+    async def change(self, spec: SubscriptionSpec, version: int) -> None:
         """Take a new spec. What is out stays acknowledgeable; a new resetToken moves it."""
-        before, self.spec = self.spec, spec
+        self.spec, self.version = spec, version
         self._members.change(spec.ack_deadline.seconds, is_exclusive=self._is_exclusive)
-        resets = spec.reset_token is not None and spec.reset_token != before.reset_token
         parts = list(self.parts.values())
-        if resets:
-            self._drop_parts(parts)
+        token = spec.reset_token
+        moved = [part for part in parts if token not in (None, part.begun.reset_token)]
+        await self._rebuild([part for part in parts if part not in moved])
+        if moved:
+            self._drop_parts(moved)
             await self.open()
-        else:
-            await self._rebuild(parts)
         self.notify()
 
     async def _rebuild(self, parts: list[Part]) -> None:
@@ -142,6 +144,11 @@ class Subscription:
         """Let every waiting consumer know that this is over here."""
         self.ended = why
         self.notify()
+
+    def forget(self, why: TidewaterError) -> None:
+        """End, and store no progress any more: the name may be another subscription's already."""
+        self._drop_parts(list(self.parts.values()))
+        self.end(why)
 
     # ---- members
 
@@ -247,22 +254,28 @@ class Subscription:
     async def _take(self, consumer: str, limit: int, bytes_max: int) -> list[Delivered]:
         self._expire_members()
         now = self._node.clock.monotonic
-        delivered: list[Delivered] = []
+        taken: list[tuple[Part, list[Delivered]]] = []
         errors: list[TidewaterError] = []
         count = size = 0
         parts = self._in_turn()
-        for part in parts:
-            if self.parts.get(part.number) is not part or count >= limit or size >= bytes_max:
-                continue
-            allowed = partial(self._allowed, consumer, limit - count)
-            taking = part.take(consumer, allowed, bytes_max - size, now)
-            found = await self._look_at(part, taking, errors) or []
-            delivered += found
-            count += sum(len(piece.ack_ids) for piece in found)
-            size += sum(piece.nbytes for piece in found)
-        if errors and not delivered:
+        try:
+            for part in parts:
+                if self.parts.get(part.number) is not part or count >= limit or size >= bytes_max:
+                    continue
+                allowed = partial(self._allowed, consumer, limit - count)
+                taking = part.take(consumer, allowed, bytes_max - size, now)
+                found = await self._look_at(part, taking, errors) or []
+                taken.append((part, found))
+                count += sum(len(piece.ack_ids) for piece in found)
+                size += sum(piece.nbytes for piece in found)
+        except BaseException:  # the consumer is gone, before it got anything
+            for part, found in taken:
+                part.take_back(consumer, found)
+            self.notify()
+            raise
+        if errors and not count:
             self._raise(errors, len(parts))
-        return delivered
+        return [piece for _, found in taken for piece in found]
 
     async def _has_for(self, consumer: str) -> bool:
         self._expire_members()
@@ -316,9 +329,9 @@ class Subscription:
         touched: dict[CursorKey, Part] = {}
         for part, ack_id, lease in await self._parse(ack_ids, report):
             cursor = part.delivery.cursor
-            if len(cursor) >= RANGES_MAX and ack_id.offset != cursor.next:
+            if len(cursor) >= RANGES_MAX and not cursor.touches(ack_id.offset):
                 raise Overloaded("TooManyGaps", "acknowledge the oldest messages first", 1_000)
-            self._settle(report, ack_id, part.delivery.ack(ack_id.offset, lease))
+            report.settle(ack_id, part.delivery.ack(ack_id.offset, lease))
             # Also when it was acknowledged before: that may still be on its way to the store.
             touched[self._key(part)] = part
         if touched:
@@ -328,7 +341,11 @@ class Subscription:
 
     async def _save(self, parts: Iterable[Part]) -> None:
         """Store progress; that a partition has moved is told as something to try again."""
+        parts = list(parts)
+        late = [part for part in parts if not part.is_durable]
         try:
+            if late:
+                await asyncio.gather(*(part.make_durable() for part in late))
             await self._store.save({self._key(part): part.encode for part in parts})
         except Fenced as error:
             raise Retryable("PartitionMoving", error.message, MOVING_RETRY_MS) from error
@@ -339,7 +356,7 @@ class Subscription:
         touched: dict[CursorKey, Part] = {}
         now = self._node.clock.monotonic()
         for part, ack_id, lease in await self._parse(ack_ids, report):
-            self._settle(report, ack_id, part.delivery.nack(ack_id.offset, lease, now, delay_s))
+            report.settle(ack_id, part.delivery.nack(ack_id.offset, lease, now, delay_s))
             touched[self._key(part)] = part
         self.notify()
         failed = {key: part.encode for key, part in touched.items() if self._note_failures(part)}
@@ -365,7 +382,7 @@ class Subscription:
         now = self._node.clock.monotonic()
         time_s = self.spec.ack_deadline.seconds if deadline_s is None else deadline_s
         for part, ack_id, lease in await self._parse(ack_ids, report):
-            self._settle(report, ack_id, part.delivery.extend(ack_id.offset, lease, now, time_s))
+            report.settle(ack_id, part.delivery.extend(ack_id.offset, lease, now, time_s))
         return report
 
     async def _parse(
@@ -385,21 +402,10 @@ class Subscription:
                 continue
             lease = part.lease_of(ack_id)
             if isinstance(lease, Outcome):
-                self._settle(report, ack_id, lease)
+                report.settle(ack_id, lease)
             else:
                 found.append((part, ack_id, lease))
         return found
-
-    def _settle(self, report: Report, ack_id: AckId, outcome: Outcome) -> None:
-        if outcome is Outcome.DONE:
-            report.done += 1
-        else:
-            report.refused.append(
-                Refusal(
-                    str(ack_id), "Stale", "this delivery is over: the message was given to another "
-                    "consumer, given back, or the subscription was moved",
-                )
-            )  # fmt: skip
 
     async def give_back(self, consumer: str, ack_ids: Iterable[str]) -> None:
         """Take back what did not reach its consumer, as if it had not been delivered."""
@@ -412,9 +418,8 @@ class Subscription:
     async def seek(self, start: StartFrom) -> dict[int, int]:
         """Move to another place; returns where each partition is now, when that is stored."""
         await self.open()
+        self._check_open(self.topic.partitions)
         parts = list(self.parts.values())
-        if not parts:
-            raise Retryable("PartitionOpening", "no partition is open on this worker yet", 200)
         offsets = await start_offsets(
             self._node, self.topic, start, [part.partition for part in parts]
         )
@@ -426,27 +431,37 @@ class Subscription:
         await self._save(parts)
         return offsets
 
+    def _check_open(self, numbers: Iterable[int]) -> None:
+        """Refuse what concerns partitions that open here: they would silently be left out."""
+        for number in numbers:
+            partition = self.topic.partitions.get(number)
+            if partition is not None and number not in self.parts and not partition.is_elsewhere:
+                raise Retryable(
+                    "PartitionOpening", f"partition {number} opens here; try again", MOVING_RETRY_MS
+                )
+
     async def restore(self, origins: Iterable[Origin]) -> tuple[int, int]:
         """Deliver acknowledged messages again; count them and the rest."""
         await self.open()
+        origins = list(origins)
+        self._check_open({number for number, _, _ in origins})
+        await learn_starts(self._node, self.topic, [p.partition for p in self.parts.values()])
         touched: dict[CursorKey, Part] = {}
         restored = refused = 0
         for number, offset, key in origins:
             part = self.parts.get(number)
-            if part is None or offset < self._first_kept(part):
+            if part is None or offset < first_offset(part.partition):
                 refused += 1
                 continue
-            if not part.delivery.room:
-                raise Overloaded("WindowFull", "too many messages are open already", 1_000)
-            restored += part.delivery.restore(offset, key)
+            async with part.lock:  # a fetch that is under way counts on what is acknowledged
+                if not part.delivery.room:
+                    raise Overloaded("WindowFull", "too many messages are open already", 1_000)
+                restored += part.delivery.restore(offset, key)
             touched[self._key(part)] = part
         if touched:
             self.notify()
             await self._save(touched.values())
         return restored, refused
-
-    def _first_kept(self, part: Part) -> int:
-        return min(part.partition.table.start, part.partition.readable().start)
 
     def leave(self, consumer: str) -> None:
         """Forget a consumer; its messages go to others at once, and no delivery is counted."""
@@ -481,17 +496,5 @@ class Subscription:
         with suppress(TidewaterError):
             await self.open()
         self._expire_members()
-        parts = [self.parts[number].status() for number in sorted(self.parts)]
-        return {
-            "namespace": self.name.partition("/")[0],
-            "name": self.name.partition("/")[2],
-            "topic": self.spec.topic,
-            "type": self.spec.type.value,
-            "isolation": self.spec.isolation.value,
-            "lag": sum(int(part["lag"]) for part in parts),  # type: ignore[call-overload]
-            "unacked": sum(int(part["unacked"]) for part in parts),  # type: ignore[call-overload]
-            "consumers": [
-                {"name": name, "unacked": self._holds(name)} for name in self._members.names
-            ],
-            "partitions": parts,
-        }
+        holds = {name: self._holds(name) for name in self._members.names}
+        return described(self.name, self.spec, holds, self.parts)

@@ -83,12 +83,6 @@ class Window:
             return min(end, self._partition.table.next)
         return end
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of messages held in memory."""
-        left = 0 if self._left is None else self._left.rows.num_rows
-        return self._kept_bytes + left * self._row_bytes
-
     async def close(self) -> None:
         """Let go of everything that is held."""
         stream, self._stream, self._left = self._stream, None, None

@@ -8,6 +8,7 @@ gets that batch's error and may go on in another stream from there.
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -17,9 +18,15 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from tidewater_core.errors import Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import OutcomeUnknown, Overloaded, TidewaterError
 from tidewater_worker.api.decode import TopicDecoder
-from tidewater_worker.api.produce import Answer, Producing, acks_json, held_bytes
+from tidewater_worker.api.produce import (
+    Answer,
+    Producing,
+    acks_json,
+    held_bytes,
+    not_in_table_yet,
+)
 from tidewater_worker.flight.judge import Permission
 from tidewater_worker.flight.tickets import Put, note_of, split
 from tidewater_worker.log.producers import Request
@@ -31,6 +38,7 @@ UNDER_WAY_BYTES_MAX: Final = 32 * 1024 * 1024
 BUSY_RETRY_S: Final = 0.02
 BUSY_S: Final = 10.0
 """How long a stream waits for a partition that has no room."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -145,6 +153,10 @@ class PutStream:
                 self._refused(batch, error)
             except TidewaterError as error:
                 self._refused(batch, error)
+            except Exception:
+                log.exception("DoPut to %s failed", self._put.topic)
+                said = "this is a fault of the worker; its log has more"
+                self._refused(batch, OutcomeUnknown("Internal", said))
 
     def _try_later(self, batches: list[_Batch]) -> None:
         with self._lock:
@@ -159,9 +171,9 @@ class PutStream:
         try:
             self._producing.submit(
                 topic, batch.payload, batch.nbytes, self._put.partition, batch.request,
-                lambda answer: self._stored(topic, batch, answer),
+                lambda answer: self._stored(topic, batch, answer), nbytes=batch.nbytes,
             )  # fmt: skip
-        except TidewaterError:
+        except Exception:
             self._node.inflight_bytes -= batch.nbytes
             raise
 
@@ -186,7 +198,7 @@ class PutStream:
             self._refused(batch, error)
             return
         except asyncio.CancelledError:
-            self._refused(batch, Retryable("ShuttingDown", "this worker is shutting down", 500))
+            self._refused(batch, not_in_table_yet("this worker is shutting down"))
             raise
         said = b'{"batch":%d,"acks":[%b],"snapshot_id":%b}' % (
             batch.number, acks_json(answer), str(snapshot).encode(),

@@ -7,7 +7,7 @@ asks the loop and waits; from outside of it a topic is looked at, never changed.
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ from pyarrow import flight
 from tidewater_core import names
 from tidewater_core.errors import Overloaded, Retryable, TidewaterError
 from tidewater_worker.api.produce import Producing
+from tidewater_worker.api.routes import check_one_start, timestamp_us
 from tidewater_worker.auth.access import CONSUME, PRODUCE
 from tidewater_worker.auth.access import topic as on_topic
 from tidewater_worker.auth.guard import Guard
@@ -183,16 +184,17 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         with _told():
             asked = Ticket.parse(ticket.ticket)
             allowed = self._judge.check(context, on_topic(CONSUME, asked.namespace, asked.name))
-            schema, batches = self._ask(self._open(asked))
+            stream, batches = self._ask(self._open(asked))
             places = self._stream()
             places.__enter__()
-        return flight.GeneratorStream(schema, _guarded(Pull(self._loop, batches), places, allowed))
+        rows = _with_gaps(stream, stream.offset, Pull(self._loop, batches))
+        return flight.GeneratorStream(stream.schema, _guarded(rows, places, allowed))
 
-    async def _open(self, ticket: Ticket) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
+    async def _open(self, ticket: Ticket) -> tuple[PartitionStream, AsyncIterator[pa.RecordBatch]]:
         topic = self._node.topic(ticket.namespace, ticket.name)
         stream = await self._begin(topic, ticket)
         end = stream.end if ticket.end is None else min(ticket.end, stream.end)
-        return stream.schema, stream.batches(max(end - stream.offset, 0))
+        return stream, stream.batches(max(end - stream.offset, 0), end)
 
     async def _begin(self, topic: Topic, ticket: Ticket) -> PartitionStream:
         stream = PartitionStream(
@@ -223,8 +225,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 # The stream itself is a step ahead of what was sent.
                 offset = stream.offset
                 for batch in Pull(self._loop, stream.batches(ROWS_MAX)):
-                    offset = batch.column(names.TW_OFFSET)[-1].as_py() + 1
-                    writer.write_with_metadata(batch, _note(stream, offset))
+                    begin, offset = offset, batch.column(names.TW_OFFSET)[-1].as_py() + 1
+                    writer.write_with_metadata(batch, _note(stream, offset, begin))
                     if self._stopping.is_set() or context.is_cancelled():
                         break
                 stream.offset = offset
@@ -236,8 +238,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._node, topic, follow.partition, follow.columns,
             is_committed=follow.isolation == "committed",
         )  # fmt: skip
-        at_end = follow.offset is None and follow.position == "latest"
-        await stream.begin(follow.offset, None, at_end=at_end)
+        check_one_start(follow.offset, follow.timestamp, follow.snapshot_id, follow.tag)
+        if follow.snapshot_id is not None or follow.tag is not None:
+            await stream.begin_at(follow.snapshot_id, follow.tag)
+            return stream
+        time_us = timestamp_us(None if follow.timestamp is None else str(follow.timestamp))
+        at_end = follow.offset is None and time_us is None and follow.position == "latest"
+        await stream.begin(follow.offset, time_us, at_end=at_end)
         return stream
 
     # ---- producing
@@ -252,7 +259,17 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             PutStream(self._node, self._producing, self._loop, put, allowed).run(reader, writer)
 
 
-def _guarded(batches: Pull, places: Any, allowed: Permission) -> Iterator[pa.RecordBatch]:
+def _with_gaps(
+    stream: PartitionStream, offset: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch | tuple[pa.RecordBatch, pa.Buffer]]:
+    """Yield batches; those after offsets that were lost with a volume say so in metadata."""
+    for batch in batches:
+        begin, offset = offset, batch.column(names.TW_OFFSET)[-1].as_py() + 1
+        lost = stream.lost(begin, offset)
+        yield (batch, pa.py_buffer(msgspec.json.encode({"gaps": lost}))) if lost else batch
+
+
+def _guarded(batches: Iterable[Any], places: Any, allowed: Permission) -> Iterator[Any]:
     with _told():
         try:
             yield from allowed.guarded(batches)
@@ -260,9 +277,11 @@ def _guarded(batches: Pull, places: Any, allowed: Permission) -> Iterator[pa.Rec
             places.__exit__(None, None, None)
 
 
-def _note(stream: PartitionStream, offset: int | None = None) -> pa.Buffer:
+def _note(stream: PartitionStream, offset: int | None = None, begin: int = 0) -> pa.Buffer:
     at = stream.offset if offset is None else offset
-    return pa.py_buffer(b'{"next_offset":%d,"end_offset":%d}' % (at, max(stream.end, at)))
+    note: dict[str, Any] = {"next_offset": at, "end_offset": max(stream.end, at)}
+    lost = stream.lost(begin, at) if offset is not None else []
+    return pa.py_buffer(msgspec.json.encode({**note, **({"gaps": lost} if lost else {})}))
 
 
 def describe(topic: Topic, endpoints: list[tuple[Ticket, str]]) -> flight.FlightInfo:

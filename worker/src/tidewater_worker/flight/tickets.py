@@ -110,6 +110,11 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: Count = 0
     offset: Count | None = None
     position: Literal["earliest", "latest"] = "latest"
+    timestamp: str | int | None = None
+    """The first message not before it: RFC 3339, or milliseconds since 1970."""
+    snapshot_id: int | None = None
+    tag: str | None = None
+    """Where the partition was in a snapshot of the table, named by its id or tag."""
     columns: tuple[str, ...] | None = None
     isolation: Literal["acknowledged", "committed"] = "acknowledged"
 
@@ -144,7 +149,10 @@ def follow_of(path: list[bytes], command: bytes | None) -> Follow:
         isolation: Literal["acknowledged", "committed"] = (
             "committed" if ticket.is_committed else "acknowledged"
         )
-        return Follow(topic, ticket.partition, ticket.start, "earliest", ticket.columns, isolation)
+        return Follow(
+            topic, ticket.partition, ticket.start, "earliest",
+            columns=ticket.columns, isolation=isolation,
+        )  # fmt: skip
     if command:
         return _decode(command, Follow)
     return Follow(topic="/".join(topic_of(path)))

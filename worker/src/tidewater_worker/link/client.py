@@ -248,6 +248,10 @@ class TableLink:
                 await self._read(reader)
             except (OSError, EOFError, ValueError) as error:
                 log.warning("the table process went away: %s", error or type(error).__name__)
+            except Exception:
+                # A fault of ours: without this connection nothing would reach the table any more.
+                log.exception("what the table process said could not be taken")
+                await asyncio.sleep(RECONNECT_S_MAX)
             finally:
                 self._writer = None
                 writer.close()

@@ -22,6 +22,7 @@ from tidewater_core.crd.subscription import FilterSpec
 from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_worker.link import wire
 from tidewater_worker.ports import (
+    FlushResult,
     Followed,
     Offer,
     OfferAnswer,
@@ -146,18 +147,18 @@ class _Connection:
                 )
             case "commit":
                 self._commit(message)
-            case "follow":
-                self._follow(message)
+            case "follow" | "flush":
+                self._wait(message)
             case "ping":
                 self.send(wire.pack_json({"id": message["id"], "result": None}))
             case _:
                 self._pool.submit(self._call, message)
 
-    def _follow(self, message: dict[str, Any]) -> None:
-        """Tell of the next snapshot when it is there."""
+    def _wait(self, message: dict[str, Any]) -> None:
+        """Take a call that is answered when something has happened; no thread waits for it."""
         call_id = message["id"]
 
-        def answer(found: Followed | TidewaterError) -> None:
+        def answer(found: Followed | FlushResult | TidewaterError) -> None:
             if isinstance(found, TidewaterError):
                 self.send(wire.pack_json({"id": call_id, "error": found.to_json()}))
             else:
@@ -165,7 +166,11 @@ class _Connection:
 
         try:
             timeout_s = float(message["timeout_s"])
-            self._engine.follow(message["topic"], message["known"], timeout_s, answer)
+            if message["op"] == "flush":
+                upto = {int(p): end for p, end in message["upto"].items()}
+                self._engine.flush(message["topic"], upto, timeout_s, answer)
+            else:
+                self._engine.follow(message["topic"], message["known"], timeout_s, answer)
         except TidewaterError as error:
             answer(error)
 
@@ -202,9 +207,6 @@ class _Connection:
     def _answer(self, call_id: int, message: dict[str, Any]) -> dict[str, Any] | None:
         engine = self._engine
         match message["op"]:
-            case "flush":
-                upto = {int(p): end for p, end in message["upto"].items()}
-                return {"result": engine.flush(message["topic"], upto, message["timeout_s"])}
             case "stats":
                 return {"result": engine.stats(message["topic"])}
             case "offset_at":

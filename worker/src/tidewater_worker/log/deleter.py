@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tidewater_worker.log import index as idx
+from tidewater_worker.log.durable import forget_durable
 from tidewater_worker.log.reader import segment_name
 from tidewater_worker.log.recover import PRODUCERS_SUFFIX, Segment
 
@@ -54,6 +55,7 @@ def remove_segment(directory: Path, base_offset: int) -> None:
     path.unlink(missing_ok=True)
     path.with_suffix(idx.SUFFIX).unlink(missing_ok=True)
     path.with_suffix(PRODUCERS_SUFFIX).unlink(missing_ok=True)
+    forget_durable(path)
 
 
 def plan_cooling(segments: Sequence[Segment], frontier: int, keep: int) -> list[Segment]:

@@ -90,6 +90,14 @@ def encode_header(topic_uuid: UUID, partition: int, base_offset: int, schema: pa
     return header
 
 
+def header_size(data: Bytes) -> int:
+    """Return the bytes of a header as its beginning claims; 0 if that is not all there."""
+    if len(data) < _HEADER.size:
+        return 0
+    schema_length: int = _HEADER.unpack_from(data)[-1]
+    return _HEADER.size + min(schema_length, SCHEMA_BYTES_MAX) + _CRC.size
+
+
 def decode_header(data: Bytes, name: str) -> SegmentHeader:
     """Decode a segment header, or raise `Corrupt` naming the segment."""
     if len(data) < _HEADER.size:
@@ -111,10 +119,13 @@ def decode_header(data: Bytes, name: str) -> SegmentHeader:
     return SegmentHeader(UUID(bytes=uuid_bytes), partition, base, schema, crc_at + _CRC.size)
 
 
-def encode_frame_head(base_offset: int, body: Bytes) -> bytes:
-    """Encode what stands before a frame's body."""
-    crc = crc32(body, crc32(_OFFSET_LENGTH.pack(base_offset, len(body))))
-    return _FRAME.pack(base_offset, len(body), crc)
+def encode_frame_head(base_offset: int, *body: Bytes) -> bytes:
+    """Encode what stands before a frame's body, which may be in pieces."""
+    length = sum(map(len, body))
+    crc = crc32(_OFFSET_LENGTH.pack(base_offset, length))
+    for piece in body:
+        crc = crc32(piece, crc)
+    return _FRAME.pack(base_offset, length, crc)
 
 
 def peek_frame(data: Bytes, at: int) -> tuple[int, int]:

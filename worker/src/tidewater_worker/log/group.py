@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidewater_core.errors import TidewaterError
 from tidewater_worker.log import frame as fmt
-from tidewater_worker.log.ipc import SmallFrames
+from tidewater_worker.log.ipc import QuickFrames
 from tidewater_worker.log.producers import Request, Stored
 from tidewater_worker.schema import HEADERS_TYPE, PRODUCER_TYPE, TIME_TYPE, UNSYNCED_TYPE
 
@@ -55,22 +55,34 @@ class Submission:
         self.count = self.payload.num_rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedFrame:
     """A frame ready to be written."""
 
     base_offset: int
     rows: int
     head: bytes
-    body: pa.Buffer
+    pieces: list[fmt.Bytes]
+    """The body, in the memory that the messages came in: a copy would cost as much as the rest."""
     schema: pa.Schema
     time_us: int
     nbytes: int
     """In the file."""
 
+    def body(self) -> pa.Buffer:
+        """Return the body as one; after it is written, and in one thread."""
+        if len(self.pieces) > 1:
+            self.pieces = [b"".join(self.pieces)]
+        return pa.py_buffer(self.pieces[0])
+
+
+def nulls(rows: int, type_: pa.DataType) -> pa.Array:
+    """Return a column without values; small ones are shared."""
+    return _few_nulls(rows, type_) if rows <= FRAME_ROWS_TARGET else pa.nulls(rows, type_)
+
 
 @lru_cache(maxsize=2048)
-def _nulls(rows: int, type_: pa.DataType) -> pa.Array:
+def _few_nulls(rows: int, type_: pa.DataType) -> pa.Array:
     return pa.nulls(rows, type_)
 
 
@@ -105,10 +117,10 @@ def _gather(rows: Sequence[Rows]) -> Rows:
 def _columns(rows: Rows) -> list[pa.Array]:
     count = rows.num_rows
     return [
-        _nulls(count, pa.binary())
+        nulls(count, pa.binary())
         if all(key is None for key in rows.keys)
         else pa.array(rows.keys, pa.binary()),
-        pa.array(rows.headers, HEADERS_TYPE) if any(rows.headers) else _nulls(count, HEADERS_TYPE),
+        pa.array(rows.headers, HEADERS_TYPE) if any(rows.headers) else nulls(count, HEADERS_TYPE),
         pa.array(rows.values, pa.binary()),
     ]
 
@@ -128,6 +140,13 @@ def _producer_column(ends: list[int], requests: list[str | None]) -> pa.Array:
     return _no_producer(rows) if rows <= FRAME_ROWS_TARGET else _producer_runs([rows], [None])
 
 
+def _alike(one: Rows | pa.RecordBatch, other: Rows | pa.RecordBatch) -> bool:
+    """Tell whether two payloads can be one batch: of one kind, and required or not alike."""
+    if isinstance(one, Rows) or isinstance(other, Rows):
+        return type(one) is type(other)
+    return one.schema is other.schema or bool(one.schema.equals(other.schema))
+
+
 def _joined(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
     """Split a group into runs that become one frame each."""
     run: list[Submission] = []
@@ -135,7 +154,7 @@ def _joined(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
     for submission in submissions:
         if run and (
             rows + submission.count > FRAME_ROWS_TARGET
-            or type(submission.payload) is not type(run[0].payload)
+            or not _alike(submission.payload, run[0].payload)
         ):
             yield run
             run, rows = [], 0
@@ -146,23 +165,27 @@ def _joined(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
 
 
 def _encode_rows(
-    run: Sequence[Submission], time_us: int, unsynced: int, schema: pa.Schema, small: SmallFrames
-) -> pa.Buffer:
+    run: Sequence[Submission], time_us: int, unsynced: int, schema: pa.Schema, quick: QuickFrames
+) -> list[fmt.Bytes]:
     rows = _gather([s.payload for s in run])
     ends, requests = _runs(run)
     if not any(rows.headers):
-        encoded = small.encode(time_us, rows.keys, rows.values, ends, requests, unsynced)
+        encoded = quick.rows(time_us, rows.keys, rows.values, ends, requests, unsynced)
         if encoded is not None:
-            return pa.py_buffer(encoded)
+            return [encoded]
     return _encode(_columns(rows), rows.num_rows, ends, requests, time_us, unsynced, schema)
 
 
 def _encode_batches(
-    run: Sequence[Submission], time_us: int, unsynced: int, schema: pa.Schema
-) -> pa.Buffer:
+    run: Sequence[Submission], time_us: int, unsynced: int, schema: pa.Schema, quick: QuickFrames
+) -> list[fmt.Bytes]:
     batches = [s.payload for s in run]
     batch: pa.RecordBatch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return _encode(list(batch.columns), batch.num_rows, *_runs(run), time_us, unsynced, schema)
+    ends, requests = _runs(run)
+    encoded = quick.batch(time_us, batch, ends, requests, unsynced)
+    if encoded is not None:
+        return encoded
+    return _encode(list(batch.columns), batch.num_rows, ends, requests, time_us, unsynced, schema)
 
 
 def _encode(
@@ -173,7 +196,7 @@ def _encode(
     time_us: int,
     unsynced: int,
     schema: pa.Schema,
-) -> pa.Buffer:
+) -> list[fmt.Bytes]:
     # A third of what pa.repeat takes.
     buffer = pa.py_buffer(time_us.to_bytes(8, "little", signed=True) * rows)
     times = pa.Array.from_buffers(TIME_TYPE, rows, [None, buffer])
@@ -181,7 +204,7 @@ def _encode(
     batch = pa.RecordBatch.from_arrays(
         [times, *columns, producers, _unsynced(rows, unsynced)], schema=schema
     )
-    return batch.serialize()
+    return [memoryview(batch.serialize())]
 
 
 def encode_group(
@@ -189,7 +212,7 @@ def encode_group(
     base_offset: int,
     time_us: int,
     schema: pa.Schema,
-    small: SmallFrames,
+    quick: QuickFrames,
     synced: int,
 ) -> list[EncodedFrame]:
     """Encode a group's frames; the first row gets `base_offset`, all below `synced` is fsynced."""
@@ -197,14 +220,15 @@ def encode_group(
     offset = base_offset
     for run in _joined(submissions):
         if isinstance(run[0].payload, Rows):
-            body = _encode_rows(run, time_us, offset - synced, schema, small)
+            body = _encode_rows(run, time_us, offset - synced, schema, quick)
         else:
-            body = _encode_batches(run, time_us, offset - synced, schema)
-        if body.size > fmt.FRAME_BODY_BYTES_MAX:
-            raise ValueError(f"a frame of {body.size} bytes could not be read again")
-        head = fmt.encode_frame_head(offset, memoryview(body))
+            body = _encode_batches(run, time_us, offset - synced, schema, quick)
+        body_bytes = sum(map(len, body))
+        if body_bytes > fmt.FRAME_BODY_BYTES_MAX:
+            raise ValueError(f"a frame of {body_bytes} bytes could not be read again")
+        head = fmt.encode_frame_head(offset, *body)
         rows = sum(submission.count for submission in run)
-        nbytes = len(head) + int(body.size)
+        nbytes = len(head) + body_bytes
         frames.append(EncodedFrame(offset, rows, head, body, schema, time_us, nbytes))
         offset += rows
     return frames

@@ -11,7 +11,7 @@ from the frames. `end-offset` and `size` spare recovery a scan of every sealed s
 import os
 import struct
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from tidewater_core import names
 from tidewater_core.errors import Corrupt
 from tidewater_worker.log import frame as fmt
+from tidewater_worker.log.scan import Scan
 
 MAGIC: Final = b"TWIDX001"
 SUFFIX: Final = ".idx"
@@ -61,9 +62,7 @@ class SparseIndex:
 
     def offset_before(self, time_us: int) -> int | None:
         """Return an indexed offset whose frame is before `time_us`, the nearest there is."""
-        i = 0
-        while i < len(self._times) and self._times[i] < time_us:
-            i += 1
+        i = bisect_left(self._times, time_us)
         return self._offsets[max(i - 1, 0)] if self._offsets else None
 
     def to_bytes(self) -> bytes:
@@ -85,8 +84,7 @@ class SparseIndex:
         if magic != MAGIC or len(data) != _HEAD.size + count * _ENTRY.size + _CRC.size:
             return None
         index = cls()
-        for i in range(count):
-            offset, at, time_us = _ENTRY.unpack_from(data, _HEAD.size + i * _ENTRY.size)
+        for offset, at, time_us in _ENTRY.iter_unpack(data[_HEAD.size : -_CRC.size]):
             index._offsets.append(offset)
             index._bytes.append(at)
             index._times.append(time_us)
@@ -111,23 +109,13 @@ def first_time_us(batch: pa.RecordBatch) -> int:
     return time_us
 
 
-def rebuild(data: fmt.Bytes, header: fmt.SegmentHeader, name: str) -> SparseIndex:
+def rebuild(data: bytes, header: fmt.SegmentHeader, name: str) -> SparseIndex:
     """Index a whole, sealed segment; every frame is checked."""
     index = SparseIndex()
     index.end_offset, index.size = header.base_offset, header.size
-    buffer = pa.py_buffer(data)
-    at = header.size
-    while isinstance(decoded := fmt.decode_frame(data, at), fmt.Frame):
-        if decoded.base_offset != index.end_offset:
-            raise Corrupt(
-                "FrameCorrupt",
-                f"{name} byte {at}: offset {decoded.base_offset} where {index.end_offset} "
-                "is expected",
-            )
-        body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
-        batch = pa.ipc.read_record_batch(body, header.schema)
-        index.note(decoded.base_offset, batch.num_rows, at, decoded.end_at, first_time_us(batch))
-        at = decoded.end_at
-    if isinstance(decoded, fmt.Torn):
-        raise Corrupt("FrameCorrupt", f"{name} byte {decoded.at}: {decoded.why}")
+    scan = Scan(data, header)
+    for frame, batch in scan:
+        index.note(scan.offset, batch.num_rows, scan.at, frame.end_at, first_time_us(batch))
+    if scan.problem:
+        raise Corrupt("FrameCorrupt", f"{name} byte {scan.at}: {scan.problem}")
     return index

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
 from tidewater_core.errors import Corrupt
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log import index as idx
+from tidewater_worker.log.durable import durable_end, why_lost
 from tidewater_worker.log.reader import list_segments, segment_name
-from tidewater_worker.log.recover import BROKEN_SUFFIX, why_damaged
+from tidewater_worker.log.recover import BROKEN_SUFFIX
+from tidewater_worker.log.scan import Scan, is_unborn, why_damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +43,30 @@ def broken_files(directory: Path) -> list[Path]:
 
 def inspect_segment(path: Path, *, is_last: bool) -> SegmentReport:
     """Read one segment whole and check every frame."""
+    noted = durable_end(path)  # before the bytes: a log that is written goes on meanwhile
     data = path.read_bytes()
+    base = int(path.stem)
     try:
         header = fmt.decode_header(data, path.name)
     except Corrupt as error:
-        base = int(path.stem)
-        torn = is_last and error.reason == "SegmentHeaderTorn"
-        return SegmentReport(path, base, base, 0, 0, len(data), 0, 0, error.message, torn)
-    buffer = pa.py_buffer(data)
-    offset, at, frames, first, last = header.base_offset, header.size, 0, 0, 0
-    problem, torn = "", False
-    while isinstance(decoded := fmt.decode_frame(data, at), fmt.Frame):
-        if decoded.base_offset != offset:
-            problem = f"byte {at}: offset {decoded.base_offset} where {offset} is expected"
-            break
-        body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
-        batch = pa.ipc.read_record_batch(body, header.schema)
+        lost = why_lost(noted, base)
+        torn = is_last and lost is None and is_unborn(data, path.name, base)
+        problem = error.message + (f", {lost}" if lost else "")
+        return SegmentReport(path, base, base, 0, 0, len(data), 0, 0, problem, torn)
+    frames, first, last = 0, 0, 0
+    scan = Scan(data, header)
+    for _, batch in scan:
         last = idx.first_time_us(batch)
-        first = first or last
-        offset, at, frames = offset + batch.num_rows, decoded.end_at, frames + 1
-    if isinstance(decoded, fmt.Torn):
-        problem = f"byte {at}: {decoded.why}"
-        damage = why_damaged(data, at, offset, header.schema)
+        first, frames = first or last, frames + 1
+    problem, torn = "", False
+    damage = why_lost(noted, scan.offset)
+    if scan.problem and damage is None:
+        damage = why_damaged(data, scan.at, scan.offset, header.schema)
+    if scan.problem or damage:
         torn = is_last and damage is None
-        if damage is not None:
-            problem += f", {damage}"
+        problem = f"byte {scan.at}: {scan.problem or 'the end'}" + (f", {damage}" if damage else "")
     return SegmentReport(
-        path, header.base_offset, offset, frames, at, len(data), first, last, problem, torn
+        path, base, scan.offset, frames, scan.at, len(data), first, last, problem, torn
     )
 
 

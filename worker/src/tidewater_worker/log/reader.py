@@ -5,21 +5,27 @@ that does not check out below it is corruption (`Corrupt`), never a torn tail.
 """
 
 import os
+import threading
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from tidewater_core.errors import Corrupt, Retryable
 from tidewater_worker.log import frame as fmt
+from tidewater_worker.log import index as idx
 
 SUFFIX: Final = ".wal"
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 AHEAD_FROM_BYTES: Final = 1024 * 1024
 """Whoever reads this much at once is behind, and will want what comes next."""
-HEADER_READ_BYTES: Final = 64 * 1024
+HEADER_READ_BYTES: Final = 8 * 1024
+"""More than most headers take; the rest of a longer one is read after it."""
+SKIP_BYTES: Final = 256 * 1024
+"""Read at once while frame heads are walked; more than lies between two entries of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,7 @@ def read_header(path: Path) -> fmt.SegmentHeader:
     """Read a segment's header."""
     with path.open("rb") as file:
         data = file.read(HEADER_READ_BYTES)
-        if len(data) == HEADER_READ_BYTES:
-            data += file.read(fmt.SCHEMA_BYTES_MAX)
+        data += file.read(max(fmt.header_size(data) - len(data), 0))
     return fmt.decode_header(data, path.name)
 
 
@@ -73,14 +78,28 @@ class _OpenSegment:
         os.close(self.fd)
 
 
-class LogReader:
-    """A read-only view of a partition directory. Not thread-safe: one reader, one thread."""
+class Indexed(Protocol):
+    """A segment whose index is in memory."""
 
-    def __init__(self, directory: Path) -> None:
+    base_offset: int
+    index: idx.SparseIndex
+
+
+class LogReader:
+    """A read-only view of a partition directory, for one thread at a time; any may `end` it.
+
+    `segments` are those that the caller knows, an appender's for one: the segment being written
+    has no index on the disk.
+    """
+
+    def __init__(self, directory: Path, segments: Sequence[Indexed] = ()) -> None:
         self._directory = directory
+        self._segments = segments
         self._segment: _OpenSegment | None = None
         self._offset = -1
         self._at = 0
+        self._reading = threading.Lock()
+        self._is_over = False
 
     def start_offset(self) -> int | None:
         """Return the first offset still in the log, or None if it has no segment."""
@@ -88,10 +107,19 @@ class LogReader:
         return bases[0] if bases else None
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close what is open; reading may go on."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
+
+    def end(self) -> None:
+        """Close for good. A read that is under way in another thread closes when it is done."""
+        self._is_over = True
+        if self._reading.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._reading.release()
 
     def read(self, offset: int, end: int, max_bytes: int) -> list[LogBatch]:
         """Read whole frames from the one that holds `offset`, before `end`, to about `max_bytes`.
@@ -101,6 +129,14 @@ class LogReader:
         """
         if offset >= end:
             return []
+        try:
+            with self._reading:
+                return self._read(offset, end, max_bytes)
+        finally:
+            if self._is_over:  # looked at after the lock was let go, or both would leave it open
+                self.end()
+
+    def _read(self, offset: int, end: int, max_bytes: int) -> list[LogBatch]:
         if self._segment is None or self._offset != offset:
             self._seek(offset)
         batches: list[LogBatch] = []
@@ -136,20 +172,37 @@ class LogReader:
                 f"({bases[0] if bases else 'it is empty'})",
             )
         self._open(bases[index])
+        self._jump_near(offset)
         self._skip_to(offset)
+
+    def _jump_near(self, offset: int) -> None:
+        """Go to the last indexed frame at or before `offset`, if there is an index."""
+        segment, base = self._segment, self._offset
+        assert segment is not None
+        known = next((s.index for s in list(self._segments) if s.base_offset == base), None)
+        index = known or idx.load(segment.path)
+        near = None if index is None else index.byte_for(offset)
+        if near is None:
+            return
+        head = os.pread(segment.fd, fmt.FRAME_HEAD_BYTES, near[1])
+        if fmt.peek_frame(head, 0)[0] == near[0]:  # an index of other bytes is no help
+            self._offset, self._at = near
 
     def _skip_to(self, offset: int) -> None:
         """Walk frame heads until the next frame begins past `offset`; stand before it."""
         assert self._segment is not None
-        previous = (self._at, self._offset)
+        data, at = b"", 0
+        found = (self._at, self._offset)
         while True:
-            head = os.pread(self._segment.fd, fmt.FRAME_HEAD_BYTES, self._at)
-            base, size = fmt.peek_frame(head, 0)
+            if at + fmt.FRAME_HEAD_BYTES > len(data):
+                self._at += at
+                data, at = os.pread(self._segment.fd, SKIP_BYTES, self._at), 0
+            base, size = fmt.peek_frame(data, at)
             if size == 0 or base > offset:
                 break
-            previous = (self._at, base)
-            self._at += size
-        self._at, self._offset = previous
+            found = (self._at + at, base)
+            at += size
+        self._at, self._offset = found
 
     def _next_segment(self) -> bool:
         """Go on to the segment that begins where this one ended."""

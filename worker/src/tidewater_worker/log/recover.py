@@ -6,38 +6,35 @@ Only the last segment can be torn, and only at its end: all before was sealed an
   is copied to `<segment>.broken` and cut;
 * a disk writes in any order: of frames that no fsync had covered a later one may be there and an
   earlier one not. A frame says how many messages before it were in that state (`tw_unsynced`);
-* damage to what may be acknowledged is refused (G7): a bad frame with a valid one *behind* it that
-  was written after the bad one was fsynced, or a frame that is all there but wrong. A write that
-  was cut short leaves the zeros that stood there before, in whole sectors or up to the end of the
-  file; a flipped bit does not.
+* damage to what may be acknowledged is refused (G7; `scan` tells one from the other), and so is
+  whatever ends before the note of what was fsynced (`durable`);
+* the disk is asked, not the kernel's memory: that may show bytes which never got to the disk.
 Nothing is decided from a file's length.
 """
 
 import os
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
 
+# The same CRC-32 as zlib's, several times as fast: this can be many megabytes.
+from isal.isal_zlib import crc32
+
 from tidewater_core import names
 from tidewater_core.errors import Corrupt
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log import index as idx
-from tidewater_worker.log.producers import Producers, Request, Stored
+from tidewater_worker.log.durable import durable_end, forget_durable, why_lost
+from tidewater_worker.log.producers import PRODUCERS_MAX, Producers, Request, Stored
 from tidewater_worker.log.reader import list_segments, segment_name
+from tidewater_worker.log.scan import Scan, is_unborn, why_damaged
 from tidewater_worker.log.segment import fsync_directory
 
 PRODUCERS_SUFFIX: Final = ".producers"
 BROKEN_SUFFIX: Final = ".broken"
-PADDING_BYTES_MAX: Final = 64
-"""A body may end with this many zeros, which look like the preallocated ones behind it."""
-SECTOR_BYTES: Final = 512
-"""A disk writes this much whole or not at all."""
 
 
 @dataclass(slots=True)
@@ -72,11 +69,15 @@ class Recovered:
 
 def save_producers(directory: Path, base_offset: int, producers: Producers) -> None:
     """Write the producers as they are before `base_offset`, durably."""
-    data = producers.to_bytes()
+    parts = producers.parts()
+    crc = 0
+    for part in parts:
+        crc = crc32(part, crc)
     path = directory / f"{base_offset:020d}{PRODUCERS_SUFFIX}"
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        file.write(zlib.crc32(data).to_bytes(4, "little") + data)
+        file.write(crc.to_bytes(4, "little"))
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
@@ -86,11 +87,11 @@ def load_producers(directory: Path, base_offset: int) -> Producers | None:
     """Read the producers saved at `base_offset`; None if there is no whole file."""
     try:
         data = (directory / f"{base_offset:020d}{PRODUCERS_SUFFIX}").read_bytes()
-    except FileNotFoundError:
+        if len(data) < 4 or crc32(data[4:]).to_bytes(4, "little") != data[:4]:
+            return None
+        return Producers.from_bytes(data[4:])
+    except (FileNotFoundError, ValueError):
         return None
-    if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "little") != data[:4]:
-        return None
-    return Producers.from_bytes(data[4:])
 
 
 def replay_producers(producers: Producers, base_offset: int, batch: pa.RecordBatch) -> None:
@@ -103,117 +104,53 @@ def replay_producers(producers: Producers, base_offset: int, batch: pa.RecordBat
         begin = end
 
 
-def valid_frames(data: fmt.Bytes, after: int, offset: int) -> Iterator[tuple[int, fmt.Frame]]:
-    """Look behind bad bytes for valid frames of later offsets; yield each with its byte."""
-    used = len(bytes(data).rstrip(b"\0"))
-    at = after + fmt.ALIGN_BYTES
-    while at < used - fmt.FRAME_HEAD_BYTES:
-        base, size = fmt.peek_frame(data, at)
-        # A cheap look at the head first: a checksum of every position would take minutes.
-        if size and offset < base < offset + 2**32 and at + size <= len(data):
-            frame = fmt.decode_frame(data, at)
-            if isinstance(frame, fmt.Frame):
-                yield at, frame
-                at = frame.end_at
-                continue
-        at += fmt.ALIGN_BYTES
+def _read_back(path: Path) -> bytes:
+    """Read the last segment from the disk.
+
+    What a killed process wrote but did not sync is only in the page cache: before it counts as
+    durable it must be. And where a sync has failed, the page cache shows bytes as clean that never
+    got to the disk, and the next sync succeeds. So: sync, let the kernel forget, read.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError as error:
+        raise Corrupt(
+            "LogSyncFailed",
+            f"{path}: what the last process wrote did not get to the disk ({error}); the next "
+            "attempt goes by what the disk holds",
+        ) from error
+    finally:
+        os.close(fd)
+    # Its name, too: whoever made the segment may have been killed before that was durable.
+    fsync_directory(path.parent)
+    return path.read_bytes()
 
 
-def _synced_before(buffer: pa.Buffer, frame: fmt.Frame, schema: pa.Schema) -> int | None:
-    """Return the offset below which all was fsynced when a frame was written; None: unknown."""
-    body = buffer.slice(frame.body_at, frame.end_at - frame.body_at)
-    batch = pa.ipc.read_record_batch(body, schema)
-    if names.TW_UNSYNCED not in schema.names:
-        return None
-    return int(frame.base_offset - batch.column(names.TW_UNSYNCED).values[0].as_py())
-
-
-def why_damaged(data: bytes, at: int, offset: int, schema: pa.Schema) -> str | None:
-    """Say why bad bytes are more than a write that was cut short; None if they are just that."""
-    end_at = len(data)
-    buffer = pa.py_buffer(data)
-    for behind, frame in valid_frames(data, at, offset):
-        end_at = min(end_at, behind)
-        synced = _synced_before(buffer, frame, schema)
-        if synced is None or synced > offset:
-            return f"and a valid frame that was written later follows at byte {behind}"
-    if not _is_torn(memoryview(data)[:end_at], at, offset):
-        return "but the frame is all there"
-    return None
-
-
-def _is_torn(view: memoryview, at: int, offset: int) -> bool:
-    """Tell a write that was cut short from damage to a whole frame; `view` ends behind it."""
-    whole = _whole_but_for_its_head(view, at, offset)
-    if whole is not None:
-        # All but the head's offset or length is proven: torn only if it is a sector that they lack.
-        return any(
-            not any(view[at + begin : at + stop]) and any(whole[begin:stop])
-            for begin, stop in _sectors(at, len(whole))
-        )
-    used = len(bytes(view[at:]).rstrip(b"\0"))
-    _, size = fmt.peek_frame(view, at)
-    length = max(size, used, fmt.FRAME_HEAD_BYTES)
-    if at + length > len(view):
-        return True
-    return any(not any(view[at + begin : at + stop]) for begin, stop in _sectors(at, length))
-
-
-def _whole_but_for_its_head(view: memoryview, at: int, offset: int) -> bytes | None:
-    """Return the frame that stands here if only its offset or length is not what was written."""
-    used = len(bytes(view[at:]).rstrip(b"\0"))
-    aligned = -(-used // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
-    for length in range(aligned, aligned + PADDING_BYTES_MAX, fmt.ALIGN_BYTES):
-        body = view[at + fmt.FRAME_HEAD_BYTES : at + length]
-        if body:
-            head = fmt.encode_frame_head(offset, body)
-            if head[12:16] == view[at + 12 : at + 16]:
-                return head + body
-    return None
-
-
-def _sectors(at: int, length: int) -> list[tuple[int, int]]:
-    """Cut [at, at + length) at sector boundaries; the pieces count from `at`."""
-    first = SECTOR_BYTES - at % SECTOR_BYTES
-    cuts = [0, *range(first, length, SECTOR_BYTES), length]
-    return list(pairwise(cuts))
-
-
-def _scan_last(path: Path, into: Recovered, *, repair: bool) -> Segment:
-    data = path.read_bytes()
+def _scan_last(path: Path, data: bytes, into: Recovered, *, repair: bool) -> Segment:
     header = fmt.decode_header(data, path.name)
     into.schema = header.schema
     index = idx.SparseIndex()
     index.end_offset, index.size = header.base_offset, header.size
-    buffer = pa.py_buffer(data)
-    at = header.size
-    while isinstance(decoded := fmt.decode_frame(data, at), fmt.Frame):
-        if decoded.base_offset != index.end_offset:
-            decoded = fmt.Torn(at, f"offset {decoded.base_offset}, expected {index.end_offset}")
-            break
-        body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
-        batch = pa.ipc.read_record_batch(body, header.schema)
+    scan = Scan(data, header)
+    for frame, batch in scan:
         time_us = idx.first_time_us(batch)
-        index.note(decoded.base_offset, batch.num_rows, at, decoded.end_at, time_us)
-        replay_producers(into.producers, decoded.base_offset, batch)
-        at = decoded.end_at
-    if isinstance(decoded, fmt.End) and any(data[at:].lstrip(b"\0")[:1]):
-        decoded = fmt.Torn(at, "zeros before other bytes")
-    if isinstance(decoded, fmt.Torn):
-        if damage := why_damaged(data, at, index.end_offset, header.schema):
-            raise Corrupt(
-                "FrameCorrupt",
-                f"{path} byte {at}: {decoded.why}, {damage}: damage from offset "
-                f"{index.end_offset} on, not a torn tail; nothing was changed",
-            )
-        into.cut_bytes = len(data.rstrip(b"\0")) - at
+        index.note(scan.offset, batch.num_rows, scan.at, frame.end_at, time_us)
+        replay_producers(into.producers, scan.offset, batch)
+    damage = why_lost(durable_end(path), scan.offset)
+    if scan.problem and damage is None:
+        damage = why_damaged(data, scan.at, scan.offset, header.schema)
+    if damage is not None:
+        raise Corrupt(
+            "FrameCorrupt",
+            f"{path} byte {scan.at}: {scan.problem or 'the end'}, {damage}: damage from offset "
+            f"{scan.offset} on, not a torn tail; nothing was changed",
+        )
+    if scan.problem:
+        into.cut_bytes = len(data.rstrip(b"\0")) - scan.at
         if repair:
-            _cut(path, data, at)
-    if repair:
-        # What a killed process wrote but did not sync is only in the page cache: before it counts
-        # as durable it must be.
-        with path.open("r+b") as file:
-            os.fdatasync(file.fileno())
+            _cut(path, data, scan.at)
     return Segment(header.base_offset, index)
 
 
@@ -231,6 +168,7 @@ def set_aside(directory: Path, base_offset: int) -> None:
     path = directory / segment_name(base_offset)
     path.rename(_free_broken_name(path))
     path.with_suffix(idx.SUFFIX).unlink(missing_ok=True)
+    forget_durable(path)
 
 
 def _cut(path: Path, data: bytes, at: int) -> None:
@@ -255,48 +193,34 @@ def _sealed(path: Path) -> Segment:
     return Segment(int(path.stem), index, int(path.stat().st_mtime * 1e6))
 
 
-def _is_unborn(path: Path) -> bool:
-    """Tell whether a crash came between making the last segment's file and its header.
-
-    The header is fsynced before the first frame is written: without a header, no message. A
-    header that was damaged later has frames behind it, and is not unborn.
-    """
-    data = path.read_bytes()
-    try:
-        fmt.decode_header(data, path.name)
-    except Corrupt as error:
-        if error.reason == "SegmentVersionUnknown":
-            return False
-        return next(valid_frames(data, -fmt.ALIGN_BYTES, int(path.stem) - 1), None) is None
-    return False
-
-
-def recover(directory: Path, topic_uuid: UUID, partition: int, *, repair: bool = True) -> Recovered:
+def recover(
+    directory: Path,
+    topic_uuid: UUID,
+    partition: int,
+    *,
+    repair: bool = True,
+    producers_max: int = PRODUCERS_MAX,
+) -> Recovered:
     """Read what a partition directory holds; cut a torn tail; refuse damage."""
-    into = Recovered()
+    into = Recovered(producers=Producers(producers_max))
     bases = list_segments(directory)
-    if bases and _is_unborn(directory / segment_name(bases[-1])):
-        base = bases.pop()
+    read_last = _read_back if repair else Path.read_bytes
+    data = read_last(directory / segment_name(bases[-1])) if bases else b""
+    if bases and is_unborn(data, segment_name(bases[-1]), bases[-1]):
+        path = directory / segment_name(bases[-1])
+        if damage := why_lost(durable_end(path), bases.pop()):
+            raise Corrupt(
+                "SegmentHeaderCorrupt", f"{path}: no header, {damage}; nothing was changed"
+            )
         if repair:
-            path = directory / segment_name(base)
-            if path.stat().st_size:
-                path.rename(_free_broken_name(path))
-            else:
-                path.unlink()
-            fsync_directory(directory)
+            _remove_unborn(path, data)
+        data = read_last(directory / segment_name(bases[-1])) if bases else b""
     for i, base in enumerate(bases):
         path = directory / segment_name(base)
-        is_last = i == len(bases) - 1
-        if is_last:
-            header = fmt.decode_header(path.read_bytes()[: fmt.SCHEMA_BYTES_MAX], path.name)
-            if (header.topic_uuid, header.partition) != (topic_uuid, partition):
-                raise Corrupt(
-                    "ForeignLog",
-                    f"{path} belongs to topic {header.topic_uuid} partition {header.partition}, "
-                    f"not to {topic_uuid} partition {partition}",
-                )
-            into.producers = _producers_before(directory, bases)
-            segment = _scan_last(path, into, repair=repair)
+        if i == len(bases) - 1:
+            _refuse_foreign(path, fmt.decode_header(data, path.name), topic_uuid, partition)
+            into.producers = _producers_before(directory, bases, producers_max)
+            segment = _scan_last(path, data, into, repair=repair)
         else:
             segment = _sealed(path)
             if segment.end_offset != bases[i + 1]:
@@ -312,22 +236,36 @@ def recover(directory: Path, topic_uuid: UUID, partition: int, *, repair: bool =
     return into
 
 
-def _producers_before(directory: Path, bases: list[int]) -> Producers:
+def _remove_unborn(path: Path, data: bytes) -> None:
+    if data:
+        path.rename(_free_broken_name(path))
+    else:
+        path.unlink()
+    fsync_directory(path.parent)
+
+
+def _refuse_foreign(
+    path: Path, header: fmt.SegmentHeader, topic_uuid: UUID, partition: int
+) -> None:
+    if (header.topic_uuid, header.partition) != (topic_uuid, partition):
+        raise Corrupt(
+            "ForeignLog",
+            f"{path} belongs to topic {header.topic_uuid} partition {header.partition}, "
+            f"not to {topic_uuid} partition {partition}",
+        )
+
+
+def _producers_before(directory: Path, bases: list[int], producers_max: int) -> Producers:
     """Return the producers as they were when the last segment began."""
     saved = load_producers(directory, bases[-1])
     if saved is not None:
+        saved.keep(producers_max)
         return saved
-    producers = Producers()
+    producers = Producers(producers_max)
     for base in bases[:-1]:
         path = directory / segment_name(base)
         data = path.read_bytes()
-        header = fmt.decode_header(data, path.name)
-        buffer = pa.py_buffer(data)
-        at = header.size
-        while isinstance(decoded := fmt.decode_frame(data, at), fmt.Frame):
-            body = buffer.slice(decoded.body_at, decoded.end_at - decoded.body_at)
-            replay_producers(
-                producers, decoded.base_offset, pa.ipc.read_record_batch(body, header.schema)
-            )
-            at = decoded.end_at
+        scan = Scan(data, fmt.decode_header(data, path.name))
+        for _, batch in scan:
+            replay_producers(producers, scan.offset, batch)
     return producers

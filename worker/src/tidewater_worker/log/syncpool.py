@@ -7,6 +7,7 @@ has been quick; one slow fdatasync sends the jobs after it to the threads until 
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -20,7 +21,8 @@ SLOW_SHARE: Final = 0.1
 """Weight of the newest job in the moving average that decides."""
 
 Job = Callable[[], None]
-Done = Callable[[OSError | None], None]
+Done = Callable[[Exception | None], None]
+log = logging.getLogger(__name__)
 
 
 class SyncPool:
@@ -35,11 +37,15 @@ class SyncPool:
             threading.Thread(target=self._run, name=f"sync-{i}", daemon=True)
             for i in range(threads)
         ]
+        self._aside: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads.append(
+            threading.Thread(target=self._run_aside, name="sync-aside", daemon=True)
+        )
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: Job, done: Done, *, is_small: bool = False) -> None:
-        """Run `job`, then `done` in the loop with the job's operating-system error, if any."""
+        """Run `job`, then `done` in the loop with the job's error, if any."""
         if is_small and self._under_way == 0 and self._average_s < QUICK_S:
             began = monotonic()
             error = _attempt(job)
@@ -49,10 +55,15 @@ class SyncPool:
         self._under_way += 1
         self._jobs.put((job, done))
 
+    def aside(self, job: Job) -> None:
+        """Run what nobody waits for, in a thread of its own: it delays no other job."""
+        self._aside.put(job)
+
     def close(self) -> None:
         """Let the threads finish what is queued and end."""
         for _ in self._threads:
             self._jobs.put(None)
+        self._aside.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -70,15 +81,22 @@ class SyncPool:
             error = _attempt(job)
             self._loop.call_soon_threadsafe(self._report, done, error, monotonic() - began)
 
-    def _report(self, done: Done, error: OSError | None, seconds: float) -> None:
+    def _run_aside(self) -> None:
+        while (job := self._aside.get()) is not None:
+            _attempt(job)
+
+    def _report(self, done: Done, error: Exception | None, seconds: float) -> None:
         self._under_way -= 1
         self._note(seconds)
         done(error)
 
 
-def _attempt(job: Job) -> OSError | None:
+def _attempt(job: Job) -> Exception | None:
     try:
         job()
     except OSError as error:
+        return error
+    except Exception as error:  # a fault of ours: a thread that ends by it would serve nobody more
+        log.exception("a job of the log failed")
         return error
     return None

@@ -50,9 +50,10 @@ class Tail:
         found: list[LogBatch] = []
         while i < len(self._frames) and max_bytes > 0 and self._bases[i] < end:
             frame = self._frames[i]
-            batch = pa.ipc.read_record_batch(frame.body, frame.schema)
-            found.append(LogBatch(frame.base_offset, frame.rows, batch, frame.body.size))
-            max_bytes -= frame.body.size
+            body = frame.body()
+            batch = pa.ipc.read_record_batch(body, frame.schema)
+            found.append(LogBatch(frame.base_offset, frame.rows, batch, body.size))
+            max_bytes -= body.size
             i += 1
         return found
 
@@ -66,4 +67,4 @@ class Tail:
         return frames[i].base_offset if i < len(frames) else self.end
 
 
-_DROPPED: Final = EncodedFrame(-1, 0, b"", pa.py_buffer(b""), pa.schema([]), 0, 0)
+_DROPPED: Final = EncodedFrame(-1, 0, b"", [], pa.schema([]), 0, 0)

@@ -2,7 +2,7 @@
 
 The files are listed *before* the table goes and only those are removed afterwards: a topic that is
 made again under the same name may have a new table in the same place by then, and none of its
-files are on the list.
+files are on the list. Nor does anything go while another table has files in the same place.
 """
 
 import logging
@@ -12,7 +12,8 @@ import pyarrow.fs as pafs
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from tidewater_core.errors import Conflict, NotFound
+from tidewater_core.errors import Conflict, NotFound, Retryable
+from tidewater_core.metadata_file import is_metadata_file, other_table
 from tidewater_worker.table.catalog import TableCatalog
 from tidewater_worker.table.files import remove_files
 from tidewater_worker.table.opening import TopicTable
@@ -38,7 +39,9 @@ def drop_table(catalog: TableCatalog, where: TopicTable) -> bool:
     if view.topic_uuid != where.uuid:
         owner = f"topic {view.topic} ({view.topic_uuid})" if view.topic else "nobody here"
         raise Conflict("TableNotOurs", f"{name} belongs to {owner}; it is not dropped")
-    files = _files_of(view)
+    # Metadata first: what an interrupted removal leaves must not look like another table.
+    files = sorted(_files_of(view), key=lambda path: not is_metadata_file(path))
+    _check_alone(view, name, files)
     try:
         catalog.drop(where.identifier)
     except NotFound:
@@ -73,6 +76,27 @@ def _files_of(view: TableView) -> list[str]:
     except (OSError, ValueError) as error:
         log.warning("files under %s cannot be listed: %s", view.metadata.location, error)
         return []
+
+
+def _check_alone(view: TableView, name: str, files: list[str]) -> None:
+    """Refuse if another table has its metadata here: a renamed table keeps its location."""
+    ours = {view.table.metadata_location, *(e.metadata_file for e in view.metadata.metadata_log)}
+    for path in files:
+        if path in ours or not is_metadata_file(path):
+            continue
+        try:
+            with view.table.io.new_input(path).open() as file:
+                other = other_table(file.read(), view.table_uuid, view.topic)
+        except FileNotFoundError:
+            continue  # it went meanwhile
+        except OSError as error:
+            raise Retryable("WarehouseUnavailable", f"reading {path}: {error}"[:500]) from error
+        if other is not None:
+            raise Conflict(
+                "SharedLocation",
+                f"{path} is of another table ({other}), which shares the location of {name}; "
+                "neither is removed",
+            )
 
 
 def _filesystem(io: FileIO, location: str) -> tuple[pafs.FileSystem, str] | None:

@@ -30,12 +30,14 @@ def plan_expiry(
     age_ms_max: int,
     now_ms: int,
     removed_max: int = REMOVED_MAX,
+    held_from: int | None = None,
 ) -> list[int]:
     """Choose the snapshots to remove, oldest first.
 
     `keep` are the ones that a branch or tag names or a live reader pins, and the one that the new
     snapshot is built on; they do not count against `count_max`. The snapshot being committed is
-    not among `snapshots` and takes one place.
+    not among `snapshots` and takes one place. From the sequence number `held_from` on all stay: an
+    upkeep job is at work on what they led to.
     """
     newest_first = sorted(
         (s for s in snapshots if s.snapshot_id not in keep),
@@ -46,6 +48,7 @@ def plan_expiry(
     remove = [
         s.snapshot_id
         for place, s in enumerate(newest_first)
-        if place >= places or s.timestamp_ms < now_ms - age_ms_max
+        if (place >= places or s.timestamp_ms < now_ms - age_ms_max)
+        and (held_from is None or s.sequence_number < held_from)
     ]
     return remove[::-1][:removed_max]

@@ -6,15 +6,21 @@ one is still small) so that statistics point a reader to its rows.
 """
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata
+from pyiceberg.io.pyarrow import (
+    DataFileStatistics,
+    MetricModeTypes,
+    MetricsMode,
+    data_file_statistics_from_parquet_metadata,
+)
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -152,8 +158,10 @@ class FileSet:
     def _open(self, key: Key) -> _OpenFile:
         name = f"{len(self):05d}-{self._commit_id}.parquet"
         if key:
-            path = self._plan.spec.partition_to_path(Record(*key), self._plan.schema)
-            name = f"{path}/{name}"
+            # A day outside Python's years has no name, and needs none: entries tell the partition.
+            with suppress(OverflowError, ValueError):
+                path = self._plan.spec.partition_to_path(Record(*key), self._plan.schema)
+                name = f"{path}/{name}"
         location = self._plan.locations.new_data_location(name)
         file = _OpenFile(location, key, self._plan.io.new_output(location))
         self._files[key] = file
@@ -192,11 +200,7 @@ class FileSet:
         file.sink.close()
         if isinstance(file.output, DurableFile):
             file.output.sync()
-        statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=file.writer.writer.metadata,
-            stats_columns=dict(self._plan.shape.statistics),
-            parquet_column_mapping=dict(self._plan.shape.paths),
-        )
+        statistics = _statistics(file.writer.writer.metadata, self._plan.shape)
         assert statistics.record_count == file.rows
         data_file = DataFile.from_args(
             content=DataFileContent.DATA,
@@ -225,6 +229,37 @@ class FileSet:
         remove_files(self._plan.io, [*begun, *(file.file_path for file in self._done)])
         self._files.clear()
         self._done.clear()
+
+
+def _statistics(metadata: pq.FileMetaData, shape: Shape) -> DataFileStatistics:
+    """Return what a file's entry says of its columns.
+
+    Bounds go through Python's values: a column with times outside its years gets none, so that
+    every reader looks into the file. The rows are acknowledged; they must not stop here.
+    """
+    columns = dict(shape.statistics)
+    for path in _without_bounds(metadata):
+        plan = columns[shape.paths[path]]
+        columns[plan.field_id] = replace(plan, mode=MetricsMode(MetricModeTypes.COUNTS))
+    return data_file_statistics_from_parquet_metadata(
+        parquet_metadata=metadata,
+        stats_columns=columns,
+        parquet_column_mapping=dict(shape.paths),
+    )
+
+
+def _without_bounds(metadata: pq.FileMetaData) -> Iterator[str]:
+    for position in range(metadata.num_columns):
+        kind = metadata.schema.column(position).logical_type.type
+        if kind not in ("DATE", "TIMESTAMP"):
+            continue
+        try:
+            for number in range(metadata.num_row_groups):
+                statistics = metadata.row_group(number).column(position).statistics
+                if statistics is not None:
+                    _ = statistics.min, statistics.max
+        except (OverflowError, ValueError):
+            yield metadata.schema.column(position).path
 
 
 def remove_files(io: FileIO, locations: Iterable[str]) -> None:

@@ -44,7 +44,9 @@ class Follower:
 
     def __init__(self, reader: HistoryReader, clock: Clock, poll_s: float) -> None:
         self.uuid = reader.where.uuid
-        self._reader, self._clock, self._poll_s = reader, clock, poll_s
+        self.reader = reader
+        """What it looks with; readers share the view that it has then."""
+        self._clock, self._poll_s = clock, poll_s
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._looked_at = float("-inf")
@@ -64,7 +66,7 @@ class Follower:
         if now >= self._looked_at + self._poll_s:
             self._looked_at = now
             try:
-                view = self._reader.view(newest=True)
+                view = self.reader.view(newest=True)
                 self._last = Followed(view.snapshot_id, partition_states(view))
             except TidewaterError as error:
                 self._last = error

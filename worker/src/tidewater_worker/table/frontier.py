@@ -7,85 +7,18 @@ of the last writer. Both move only together with a new snapshot of `main`, so a 
 the snapshot it was built on also requires the frontier it was decided on.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tidewater_core import names
-from tidewater_core.errors import Corrupt
-
-
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """How far a partition is in the table, and who wrote it last."""
-
-    next: int = 0
-    epoch: int = 0
-
-    def to_property(self) -> str:
-        """Write the property's value."""
-        return json.dumps({"next": self.next, "epoch": self.epoch}, separators=(",", ":"))
-
+from tidewater_core.progress import Frontier as Frontier
+from tidewater_core.progress import gap_value as gap_value
+from tidewater_core.progress import parse_frontiers as parse_frontiers
+from tidewater_core.progress import parse_gaps as parse_gaps
+from tidewater_core.progress import parse_starts as parse_starts
 
 UNWRITTEN: Final = Frontier()
 """A partition that no owner has written yet."""
-
-
-def parse_frontiers(properties: Mapping[str, str]) -> dict[int, Frontier]:
-    """Read the frontiers of all partitions; a value nobody can read stops the topic (G7)."""
-    found: dict[int, Frontier] = {}
-    for key, text in properties.items():
-        partition = names.partition_of_frontier(key)
-        if partition is not None:
-            found[partition] = _parse(key, text)
-    return found
-
-
-def _parse(key: str, text: str) -> Frontier:
-    try:
-        value = json.loads(text)
-        numbers = (value["next"], value["epoch"])
-    except (ValueError, KeyError, TypeError):
-        numbers = (None, None)
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise Corrupt("FrontierDamaged", f"table property {key} is {text[:80]!r}, not a frontier")
-    return Frontier(*numbers)
-
-
-def parse_starts(properties: Mapping[str, str]) -> dict[int, int]:
-    """Read the first kept offset of the partitions that retention has cut."""
-    starts: dict[int, int] = {}
-    for key, text in properties.items():
-        partition = names.partition_of_start(key)
-        if partition is None:
-            continue
-        if not (text.isascii() and text.isdigit()):
-            raise Corrupt("StartDamaged", f"table property {key} is {text[:80]!r}, not an offset")
-        starts[partition] = int(text)
-    return starts
-
-
-def parse_gaps(properties: Mapping[str, str]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Read the offsets that were lost with volumes that a person gave up."""
-    gaps: dict[int, tuple[tuple[int, int], ...]] = {}
-    for key, text in properties.items():
-        partition = names.partition_of_gap(key)
-        if partition is None:
-            continue
-        try:
-            found = json.loads(text)
-            gaps[partition] = tuple((int(gap["start"]), int(gap["end"])) for gap in found)
-        except (ValueError, KeyError, TypeError):
-            raise Corrupt(
-                "GapDamaged", f"table property {key} is {text[:80]!r}, not a list of gaps"
-            ) from None
-    return gaps
-
-
-def gap_value(gaps: tuple[tuple[int, int], ...]) -> str:
-    """Write the property of a partition's gaps."""
-    return json.dumps([{"start": a, "end": b} for a, b in gaps], separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,73 +13,68 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from tidewater_core import names
+from tidewater_core.compaction import TIME_MAX_US, UNITS, is_due, is_small, period_start
 from tidewater_worker.table.ranges import FileRange, Lru, RangeIndex, column_ids
 from tidewater_worker.table.view import TableView
 
-SMALL_PART: Final = 0.75
-"""A file below this part of the target size is a small one, as for Spark's `rewrite_data_files`."""
 TALLIES_MAX: Final = 50_000
 """Time spans of manifests that are remembered, over all tables."""
 MANIFESTS_READ_MAX: Final = 50
 """Manifests that one look reads; the rest of a large table waits for the next looks."""
-LATENESS_US: Final = 10 * 60 * 1_000_000
-"""A span closes this long after its end, as for compaction: a job that came sooner would find
-nothing to do."""
-_HOUR_US: Final = 3_600_000_000
-_SPANS_US: Final = {
-    "hour": _HOUR_US,
-    "day": 24 * _HOUR_US,
-    "month": 31 * 24 * _HOUR_US,
-    "year": 366 * 24 * _HOUR_US,
-}
+Span = tuple[int, int]
+"""Files that compaction judges together: their table partition, and when their period began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The small files of some manifests, by the time span that their newest row is in."""
+    """The small files of some manifests, by partition and the period of their newest row."""
 
     files: int = 0
     nbytes: int = 0
-    by_span: Mapping[int, tuple[int, int]] | None = None
-    """Span number → (files, bytes)."""
+    by_span: Mapping[Span, tuple[int, int]] | None = None
+    """Span → (files, bytes)."""
 
 
-def tally(files: Iterable[FileRange], target_bytes: int, span_us: int) -> Tally:
+def tally(files: Iterable[FileRange], target_bytes: int, unit: str | None) -> Tally:
     """Count the small files of a manifest."""
-    spans: dict[int, tuple[int, int]] = {}
+    spans: dict[Span, tuple[int, int]] = {}
     total = nbytes = 0
     for file in files:
-        if file.nbytes < target_bytes * SMALL_PART:
-            span = file.bounds.times[1] // span_us
-            count, size = spans.get(span, (0, 0))
-            spans[span] = (count + 1, size + file.nbytes)
+        if is_small(file.nbytes, target_bytes):
+            newest = file.bounds.times[1]
+            if newest <= TIME_MAX_US:  # of others nobody knows when they are closed
+                span = (file.group, period_start(newest, unit))
+                count, size = spans.get(span, (0, 0))
+                spans[span] = (count + 1, size + file.nbytes)
             total += 1
             nbytes += file.nbytes
     return Tally(total, nbytes, spans)
 
 
-def debt(tallies: Iterable[Tally], span_us: int, now_us: int) -> tuple[int, int]:
-    """Return (files, bytes) that compaction would rewrite: small ones of closed time spans.
-
-    A span with one small file has nothing to be joined with. The open span is left alone: rows
-    are still being added to it.
-    """
-    spans: dict[int, tuple[int, int]] = {}
+def debt(
+    tallies: Iterable[Tally], target_bytes: int, unit: str | None, now_us: int
+) -> tuple[int, int]:
+    """Return (files, bytes) that compaction would rewrite now, by the rule that it has itself."""
+    spans: dict[Span, tuple[int, int]] = {}
     for one in tallies:
         for span, (count, size) in (one.by_span or {}).items():
             files, nbytes = spans.get(span, (0, 0))
             spans[span] = (files + count, nbytes + size)
-    open_span = (now_us - LATENESS_US) // span_us
-    closed = [found for span, found in spans.items() if span < open_span and found[0] > 1]
-    return sum(files for files, _ in closed), sum(nbytes for _, nbytes in closed)
+    due = [
+        found
+        for (_, start_us), found in spans.items()
+        if is_due(*found, start_us, target_bytes=target_bytes, now_us=now_us, unit=unit)
+    ]
+    return sum(files for files, _ in due), sum(nbytes for _, nbytes in due)
 
 
-def span_of(spec: PartitionSpec, schema: Schema) -> int:
-    """Return the length of the time spans that a table is partitioned by; an hour if by none."""
+def unit_of(spec: PartitionSpec, schema: Schema) -> str | None:
+    """Return the unit of time that a table is partitioned by; None if by none."""
     for field in spec.fields:
         if schema.find_column_name(field.source_id) == names.TW_TIME:
-            return _SPANS_US.get(str(field.transform), _HOUR_US)
-    return _HOUR_US
+            unit = str(field.transform)
+            return unit if unit in UNITS else None
+    return None
 
 
 class HealthIndex:
@@ -95,13 +90,13 @@ class HealthIndex:
         snapshot = metadata.current_snapshot()
         io = view.table.io
         manifests = self._index.manifests_of(snapshot, io) if snapshot is not None else ()
-        span_us = span_of(metadata.spec(), metadata.schema())
+        unit = unit_of(metadata.spec(), metadata.schema())
         found: list[Tally] = []
         unread = reads = 0
         for manifest in manifests:
             if manifest.content is not ManifestContent.DATA:
                 continue
-            key = f"{manifest.manifest_path}#{target_bytes}#{span_us}"
+            key = f"{manifest.manifest_path}#{target_bytes}#{unit}"
             one = self._tallies.get(key)
             if one is None and reads >= MANIFESTS_READ_MAX:
                 unread += 1
@@ -109,10 +104,10 @@ class HealthIndex:
             if one is None:
                 reads += 1
                 files = self._index.files_of(manifest, column_ids(metadata.schema()), io)
-                one = tally(files, target_bytes, span_us)
+                one = tally(files, target_bytes, unit)
                 self._tallies.put(key, one, 1 + len(one.by_span or {}))
             found.append(one)
-        debt_files, debt_bytes = debt(found, span_us, now_us)
+        debt_files, debt_bytes = debt(found, target_bytes, unit, now_us)
         return {
             **_summary(view),
             "manifests": len(manifests),

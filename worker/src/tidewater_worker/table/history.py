@@ -27,6 +27,7 @@ from tidewater_worker.table.cover import Span, check_cover, missing
 from tidewater_worker.table.frontier import UNWRITTEN
 from tidewater_worker.table.opening import TopicTable
 from tidewater_worker.table.ranges import OFFSET_MAX, FileRange, RangeIndex, RowGroup
+from tidewater_worker.table.reads import Decoded, Reads
 from tidewater_worker.table.row_groups import RowGroups, offsets_of
 from tidewater_worker.table.sift import GIVEN_BYTES, Skipping, sift
 from tidewater_worker.table.view import TableView, view_of
@@ -52,6 +53,7 @@ class HistoryReader:
         seen: Callable[[], TableView | None],
         pin: Pin,
         index: RangeIndex,
+        shared: Decoded | None = None,
     ) -> None:
         self._where = where
         self._catalog = catalog
@@ -59,6 +61,8 @@ class HistoryReader:
         self._pin = pin
         self._index = index
         self._view: TableView | None = None
+        self._shared = shared
+        self._reads = Reads(lambda: int(where().spec.reader.max_concurrent_reads))
         self.skipping = Skipping()
         """What filters saved here."""
 
@@ -92,7 +96,7 @@ class HistoryReader:
 
         def pinned(view: TableView, files: Files, span: Span) -> Iterator[pa.RecordBatch]:
             groups = self._index.row_groups(files, view.table.io, partition, *span)
-            reader = RowGroups(self._index, view, partition, read, self._ahead)
+            reader = self._row_groups(view, partition, read, self._ahead)
             for batch in _windows(reader, groups, partition, *span):
                 if batch.num_rows:
                     yield batch if len(give) == len(read) else batch.select(give)
@@ -112,10 +116,15 @@ class HistoryReader:
         def pinned(view: TableView, files: Files, span: Span) -> Iterator[Sifted]:
             return sift(
                 self._index, view, files, partition, span, schema, wanted, self._ahead,
-                self.skipping,
+                self.skipping, self._reads,
             )  # fmt: skip
 
         yield from self._pinning(partition, start, end, pinned, lambda sifted: sifted.end)
+
+    def _row_groups(
+        self, view: TableView, partition: int, columns: pa.Schema, ahead: int
+    ) -> RowGroups:
+        return RowGroups(self._index, view, partition, columns, ahead, self._reads, self._shared)
 
     @property
     def _ahead(self) -> int:
@@ -174,7 +183,7 @@ class HistoryReader:
             late = [file for file in files if file.bounds.times[1] >= timestamp_us]
             groups = self._index.row_groups(late, view.table.io, partition, start, end)
             groups = [group for group in groups if group.bounds.times[1] >= timestamp_us]
-            reader = RowGroups(self._index, view, partition, wanted, 1)
+            reader = self._row_groups(view, partition, wanted, 1)
             try:
                 return _first_at(reader, groups, timestamp_us, start)
             finally:
@@ -202,7 +211,7 @@ class HistoryReader:
             return False
         files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
         groups = self._index.row_groups(files, view.table.io, partition, offset, OFFSET_MAX)
-        reader = RowGroups(self._index, view, partition, _position_schema(), 1)
+        reader = self._row_groups(view, partition, _position_schema(), 1)
         try:
             for group in groups:
                 if reader.within([group], [], offset, OFFSET_MAX):
@@ -210,6 +219,25 @@ class HistoryReader:
         finally:
             reader.close()
         return False
+
+    def rows_end(self, view: TableView, snapshot_id: int, partition: int) -> int | None:
+        """Return the offset after a partition's last row in a snapshot; None if it has no row."""
+        files = self._index.files(view.metadata, snapshot_id, view.table.io)
+        groups = self._index.row_groups(files, view.table.io, partition, 0, OFFSET_MAX)
+        groups.sort(key=lambda group: group.bounds.offsets[1], reverse=True)
+        reader = self._row_groups(view, partition, _position_schema(), 1)
+        end: int | None = None
+        try:
+            for group in groups:
+                if end is not None and group.bounds.offsets[1] < end:
+                    break
+                for rows in reader.within([group], [], 0, OFFSET_MAX):
+                    end = max(end or 0, int(offsets_of(rows).max()) + 1)
+        except OSError as error:
+            raise Retryable("WarehouseUnavailable", f"reading data files: {error}") from error
+        finally:
+            reader.close()
+        return end
 
 
 def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[pa.Schema, list[str]]:

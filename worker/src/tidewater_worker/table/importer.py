@@ -50,7 +50,6 @@ from tidewater_worker.table.view import TableView, view_of
 
 log = logging.getLogger(__name__)
 
-IMPORT_PROPERTY_PREFIX: Final = "tidewater.import."
 ATTEMPTS_MAX: Final = 20
 Progress = Callable[[int, int], None]
 """Called with the rows done and all rows."""
@@ -98,7 +97,7 @@ def import_files(
         raise Fenced("Fenced", f"the table carries epoch {frontier.epoch}, ours is {epoch}")
     plan = plan_files(view.table)
     sources = [check_source(plan.io, path, plan.shape) for path in paths]
-    key = IMPORT_PROPERTY_PREFIX + digest_of(plan.io, paths)
+    key = names.IMPORT_PREFIX + digest_of(plan.io, paths)
     if key in view.metadata.properties:
         raise Conflict(
             "AlreadyImported",

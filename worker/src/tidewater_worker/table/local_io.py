@@ -27,10 +27,12 @@ def sync_file(path: str) -> None:
     _fsync(directory)
     if len(_synced_directories) > SYNCED_DIRECTORIES_MAX:
         _synced_directories.clear()
+    synced: list[str] = []
     while directory not in _synced_directories and directory != os.path.dirname(directory):
-        _synced_directories.add(directory)
+        synced.append(directory)
         directory = os.path.dirname(directory)
         _fsync(directory)
+    _synced_directories.update(synced)  # not before: one that failed is synced the next time
 
 
 def _fsync(path: str) -> None:

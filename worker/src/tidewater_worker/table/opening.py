@@ -38,7 +38,7 @@ def topic_table(assignment: TopicAssignment) -> TopicTable:
     return TopicTable(
         topic=TopicName.parse(assignment.topic),
         uuid=assignment.uuid,
-        spec=TopicSpec.model_validate_json(assignment.spec),
+        spec=TopicSpec.from_json(assignment.spec),
         directory=Path(first.directory).parent,
     )
 

@@ -14,12 +14,13 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker import memory
 from tidewater_worker.link.server import serve
 from tidewater_worker.ports import TableEngine, TopicState
-from tidewater_worker.table import memory
 from tidewater_worker.table.service import Hand, TableService
 
 SOCKET_NAME: Final = "table.sock"
+HEAPS_MAX: Final = 2
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     )
     # Chatty at INFO for every file that is opened.
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
-    memory.set_up()
+    memory.set_up(HEAPS_MAX)
     settings = WorkerSettings.from_json(Path(arguments[0]).read_bytes())
 
     def make_engine(notify: Callable[[TopicState], None], hand: Hand) -> TableEngine:

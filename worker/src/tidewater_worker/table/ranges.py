@@ -65,6 +65,8 @@ class FileRange:
     rows: int = -1
     columns: Mapping[int, ColumnBounds] = field(default_factory=dict, hash=False)
     """What its manifest tells about the other columns, by field id."""
+    group: int = 0
+    """The same number for files of one table partition, which may be joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ def _file_range(file: DataFile, columns: tuple[int, int, int]) -> FileRange:
         file.file_size_in_bytes,
         file.record_count,
         bounds_by_id(file, without=columns),
+        hash((file.spec_id, str(file.partition))),
     )
 
 

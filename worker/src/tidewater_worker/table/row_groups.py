@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 from tidewater_core import names
 from tidewater_worker.table.cover import Offsets
 from tidewater_worker.table.ranges import RangeIndex, RowGroup
+from tidewater_worker.table.reads import Decoded, Reads
 from tidewater_worker.table.shape import FIELD_ID
 from tidewater_worker.table.view import TableView
 
@@ -27,8 +28,11 @@ _T = TypeVar("_T")
 class Ahead(ABC, Generic[_T]):
     """Makes something of row groups, on threads of its own."""
 
-    def __init__(self, index: RangeIndex, view: TableView, partition: int, ahead: int) -> None:
+    def __init__(
+        self, index: RangeIndex, view: TableView, partition: int, ahead: int, reads: Reads
+    ) -> None:
         self._index = index
+        self._reads = reads
         self._io = view.table.io
         self._schema = view.metadata.schema()
         self._partition = partition
@@ -72,8 +76,8 @@ class Ahead(ABC, Generic[_T]):
 
     def _read(self, group: RowGroup, wanted: pa.Schema) -> pa.Table:
         """Read some columns of a row group: the partition's rows."""
-        footer = self._index.footer(group.path, self._io)
-        with self._io.new_input(group.path).open() as source:
+        with self._reads.one(), self._io.new_input(group.path).open() as source:
+            footer = self._index.footer(group.path, self._io)
             file = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
             columns = columns_by_name(file.schema_arrow, self._schema, wanted)
             rows = file.read_row_group(
@@ -89,10 +93,18 @@ class RowGroups(Ahead[pa.Table]):
     """Decodes the row groups of one reader."""
 
     def __init__(
-        self, index: RangeIndex, view: TableView, partition: int, wanted: pa.Schema, ahead: int
+        self,
+        index: RangeIndex,
+        view: TableView,
+        partition: int,
+        wanted: pa.Schema,
+        ahead: int,
+        reads: Reads,
+        shared: Decoded | None = None,
     ) -> None:
-        super().__init__(index, view, partition, ahead)
+        super().__init__(index, view, partition, ahead, reads)
         self._wanted = wanted
+        self._shared = shared
 
     def close(self, position: int = -1) -> None:
         """Stop reading ahead. A row group that was read up to `position` only is kept for the next.
@@ -120,7 +132,11 @@ class RowGroups(Ahead[pa.Table]):
         left = self._index.take_leftover(self._key(group))
         if left is not None and left.schema == self._wanted:
             return left
-        return self._read(group, self._wanted)
+        if self._shared is None:
+            return self._read(group, self._wanted)
+        # Columns are found by the table's schema, and types by the topic's.
+        key = f"{self._key(group)}#{self._schema.schema_id}#{self._wanted.types}"
+        return self._shared.get(key, group.nbytes, lambda: self._read(group, self._wanted))
 
 
 def offsets_of(rows: pa.Table) -> Offsets:

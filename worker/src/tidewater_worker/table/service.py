@@ -2,7 +2,9 @@
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import NotFound, Retryable, TidewaterError
 from tidewater_core.names import TopicName, log_path
 from tidewater_core.settings import WorkerSettings
+from tidewater_worker.memory import give_back
 from tidewater_worker.ports import (
     FlushResult,
     Followed,
@@ -25,23 +28,27 @@ from tidewater_worker.ports import (
 )
 from tidewater_worker.table.catalog import TableCatalog, open_catalog
 from tidewater_worker.table.dropping import drop_table
-from tidewater_worker.table.flushing import flush_result, flush_timeout
 from tidewater_worker.table.follower import Follower, partition_states
 from tidewater_worker.table.health import HealthIndex
 from tidewater_worker.table.history import HistoryReader
-from tidewater_worker.table.memory import give_back
 from tidewater_worker.table.opening import TopicTable
 from tidewater_worker.table.ranges import RangeIndex
+from tidewater_worker.table.reads import Decoded
 from tidewater_worker.table.scheduler import Scheduler
 from tidewater_worker.table.snapshots import frontier_at
 from tidewater_worker.table.topic import TopicRun
 from tidewater_worker.table.topic_joint import JointTopic
+from tidewater_worker.table.waiting import Flushes
 
 log = logging.getLogger(__name__)
 
 THREADS: Final = 4
 """Encoding and uploads release the GIL; more threads than this only take turns."""
 CLOSE_POLL_S: Final = 0.05
+SEEN_US_MAX: Final = 60_000_000
+"""How old the last commit's word on a table's health may be, before the catalog is asked."""
+SHARED_READERS_MAX: Final = 256
+"""Topics of other owners whose table is kept in mind for readers."""
 JANITOR_S: Final = 10.0
 """How long after a read its memory goes back to the system."""
 STOP_TIMEOUT_S: Final = 5.0
@@ -83,16 +90,24 @@ class TableService:
         self._topics: dict[str, TopicRun] = {}
         self._followers: dict[str, Follower] = {}
         self._others: dict[str, TopicAssignment] = {}
+        self._shared: OrderedDict[str, tuple[TopicAssignment, HistoryReader]] = OrderedDict()
+        """Of topics that others own: one for all who read, with the view that one has looked up."""
+        self._decoded = Decoded()
         self._index = RangeIndex()
         self._health = HealthIndex(self._index)
         self._scheduler = Scheduler(THREADS, clock, "table")
         self._janitor = Janitor()
+        self._flushes = Flushes(clock)
+        self._flush_scheduler = Scheduler(1, clock, "flushes")
+        """Of their own: those who wait are told in time also while every thread commits."""
 
     def assign(self, topics: list[TopicAssignment]) -> None:
         """Take the full set of topics owned now."""
         wanted = {assignment.topic: assignment for assignment in topics if assignment.partitions}
         # History is readable everywhere: topics that others own are read, never written.
-        self._others = {a.topic: a for a in topics if not a.partitions}
+        before = self._others
+        others = {a.topic: a for a in topics if not a.partitions}
+        self._others = {n: before[n] if before.get(n) == a else a for n, a in others.items()}
         with self._lock:
             for name in [n for n in self._followers if n not in wanted and n not in self._others]:
                 self._scheduler.forget(self._followers.pop(name))
@@ -109,7 +124,7 @@ class TableService:
                         self.catalog,
                         self._clock,
                         self._ids,
-                        self._notify,
+                        self._on_state,
                         self._index,
                     )
                     if self._hand is not None:
@@ -118,6 +133,10 @@ class TableService:
                 else:
                     run.inbox.assign(assignment)
                 self._scheduler.poke(run)
+
+    def _on_state(self, state: TopicState) -> None:
+        self._flush_scheduler.poke(self._flushes)
+        self._notify(state)
 
     def _let_go(self, run: TopicRun) -> None:
         self._scheduler.forget(run)
@@ -146,19 +165,19 @@ class TableService:
             run.inbox.durable(ends)
             self._scheduler.poke(run)
 
-    def flush(self, topic: str, upto: dict[int, int], timeout_s: float) -> FlushResult:
-        """Commit until every frontier reaches `upto`."""
+    def flush(
+        self,
+        topic: str,
+        upto: dict[int, int],
+        timeout_s: float,
+        answer: Callable[[FlushResult | TidewaterError], None],
+    ) -> None:
+        """Commit until every frontier reaches `upto`; `answer` is called once, later."""
         run = self._find(topic)
-        deadline = self._clock.monotonic() + timeout_s
+        self._flushes.wait(run, upto, self._clock.monotonic() + timeout_s, answer)
         run.inbox.want(upto)
         self._scheduler.poke(run)
-        with run.inbox.changed:
-            while (result := flush_result(run.state, upto)) is None:
-                left = deadline - self._clock.monotonic()
-                if left <= 0:
-                    raise flush_timeout(run.state, upto)
-                run.inbox.changed.wait(left)
-        return result
+        self._flush_scheduler.poke(self._flushes)
 
     def history(
         self,
@@ -195,6 +214,7 @@ class TableService:
                 poll_s = reader.where.spec.reader.poll_interval.seconds
                 follower = Follower(reader, self._clock, poll_s)
                 self._followers[topic] = follower
+            follower.reader = reader
         follower.wait(known, self._clock.monotonic() + timeout_s, answer)
         self._scheduler.poke(follower)
 
@@ -204,14 +224,18 @@ class TableService:
 
     def frontier_at(self, topic: str, snapshot_id: int | None, tag: str | None) -> dict[int, int]:
         """Return each partition's frontier in a snapshot, named by its id or tag."""
-        return frontier_at(self._reader(topic).view(), snapshot_id, tag)
+        reader = self._reader(topic)
+        view = reader.view()
+        return frontier_at(view, snapshot_id, tag, partial(reader.rows_end, view))
 
     def stats(self, topic: str) -> dict[str, Any]:
         """Return table health from metadata, and what has happened since the process began."""
         run = self._topics.get(topic)
         reader = self._reader(topic)
-        # What the last commit told will do; an idle topic's state is loaded once.
-        view = (None if run is None else run.seen) or reader.view()
+        # What the last commit told will do; after a pause others may have committed since.
+        view = None if run is None else run.seen
+        if view is None or self._clock.now_us() - view.committed_at_us > SEEN_US_MAX:
+            view = reader.view(newest=True)
         spec = reader.where.spec
         target_bytes = int(spec.maintenance.target_file_size)
         health = self._health.look(view, target_bytes, self._clock.now_us())
@@ -245,11 +269,22 @@ class TableService:
         run = self._topics.get(topic)
         if run is not None:
             return run.reader
-        where = self._other(topic)
-        # Nobody here expires its snapshots, so there is nothing to pin against.
-        return HistoryReader(
-            lambda: where, self.catalog, lambda: None, lambda _snapshot, _count: None, self._index
-        )
+        other = self._others.get(topic)
+        with self._lock:
+            known, reader = self._shared.get(topic, (None, None))
+            if reader is None or known is not other:
+                where = self._other(topic)
+                # Nobody here expires its snapshots, so there is nothing to pin against.
+                reader = HistoryReader(
+                    lambda: where, self.catalog, lambda: None, lambda _snapshot, _count: None,
+                    self._index, self._decoded,
+                )  # fmt: skip
+                assert other is not None
+                self._shared[topic] = other, reader
+            self._shared.move_to_end(topic)
+            while len(self._shared) > SHARED_READERS_MAX:
+                self._shared.popitem(last=False)
+            return reader
 
     def states(self) -> list[TopicState]:
         """Return the state of every topic."""
@@ -272,6 +307,8 @@ class TableService:
         if late:
             log.warning("closed before all rows were in the table topics=%s", ",".join(late))
         self._scheduler.stop(max(STOP_TIMEOUT_S, deadline - self._clock.monotonic()))
+        self._flush_scheduler.stop(STOP_TIMEOUT_S)
+        self._flushes.step()  # of what came last
         with self._catalog_lock:
             if self._catalog is not None:
                 self._catalog.close()

@@ -29,6 +29,7 @@ from tidewater_worker.table.ranges import (
     RowGroup,
     row_groups_of,
 )
+from tidewater_worker.table.reads import Reads
 from tidewater_worker.table.row_groups import (
     Ahead,
     columns_by_name,
@@ -93,8 +94,9 @@ class _Groups(Ahead[_Looked]):
         schema: pa.Schema,
         wanted: Wanted,
         skipping: Skipping,
+        reads: Reads,
     ) -> None:
-        super().__init__(index, view, partition, ahead)
+        super().__init__(index, view, partition, ahead, reads)
         self.schema = schema
         self._wanted = wanted
         self._skipping = skipping
@@ -268,12 +270,13 @@ def sift(
     wanted: Wanted,
     ahead: int,
     skipping: Skipping,
+    reads: Reads,
 ) -> Iterator[Sifted]:
     """Yield the wanted rows of a window of offsets, in order, and how far each answer reaches."""
     start, end = window
     met = [file for file in files if file.bounds.meets(partition, start, end)]
     met.sort(key=lambda file: file.bounds.offsets, reverse=True)
-    groups = _Groups(index, view, partition, ahead, schema, wanted, skipping)
+    groups = _Groups(index, view, partition, ahead, schema, wanted, skipping, reads)
     walk = _Walk(groups, met, partition, start, end, ahead)
     try:
         while walk.position < end:

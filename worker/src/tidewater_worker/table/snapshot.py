@@ -37,8 +37,10 @@ from pyiceberg.table.update import (
 )
 
 from tidewater_core import names
+from tidewater_core.hold import held_from
 from tidewater_worker.table.expiry import SnapshotAge, plan_expiry
 from tidewater_worker.table.frontier import Frontier, Span
+from tidewater_worker.table.snapshots import repeated_frontiers
 from tidewater_worker.table.tiers import MERGED_FILES_MAX, ManifestSize, plan_merge
 from tidewater_worker.table.view import TableView
 
@@ -172,7 +174,7 @@ def propose(
     summary = Summary(
         Operation.APPEND,
         **_added(prepared.files),
-        **written,
+        **{**repeated_frontiers(view), **written},
         **{names.COMMIT_ID: str(prepared.commit_id)},
     )
     snapshot = Snapshot(
@@ -342,4 +344,5 @@ def _expired(view: TableView, keeping: Keeping, now_ms: int) -> list[int]:
         count_max=keeping.count_max,
         age_ms_max=keeping.age_ms_max,
         now_ms=now_ms,
+        held_from=held_from(view.metadata.properties, now_ms),
     )

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tidewater_core.errors import Corrupt, Invalid, TidewaterError
+from tidewater_core.errors import Corrupt, Invalid, Retryable, TidewaterError
+from tidewater_worker.memory import give_back
 from tidewater_worker.ports import Phase
 from tidewater_worker.table.commit import (
     Halted,
@@ -26,7 +27,6 @@ from tidewater_worker.table.commit import (
 from tidewater_worker.table.cut import Cut, SourceFailed, cut_batch
 from tidewater_worker.table.files import FilePlan, plan_files
 from tidewater_worker.table.frontier import UNWRITTEN, Claim, Fenced, MovedBack, Recut
-from tidewater_worker.table.memory import give_back
 from tidewater_worker.table.opening import (
     bind_table,
     load_fitting,
@@ -68,8 +68,20 @@ class TopicRun(JointTopic):
             if now < self._not_before:
                 return self._not_before
             return self._advance(now)
+        except Exception as error:
+            log.exception("a step failed topic=%s", self.where.topic)
+            return self._fault(error)
         finally:
             self._publish()
+
+    def _fault(self, error: Exception) -> float:
+        """Take what nobody has foreseen for a failure that may pass, and say so (G7)."""
+        self._abandon_commit()
+        self._view = self._plan = None
+        said = f"a fault of the worker, whose log has more: {type(error).__name__}: {error}"
+        fault = Retryable("WorkerFault", said[:500])
+        self.offers.refuse(fault.reason, fault.message)
+        return self._fail(fault)
 
     def _absorb(self) -> None:
         """Take in what the link has said."""

@@ -1,0 +1,59 @@
+"""Cursors of any size: a transaction is cut where etcd would refuse it (G6)."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from tidewater_coordination.etcd.store import EtcdCoordination
+from tidewater_coordination.port import CursorKey, WorkerInfo
+from tidewater_testing.parts.etcd import Etcd
+from tidewater_worker.dispatch.cursor import (
+    FAILURES_MAX,
+    RANGES_MAX,
+    Cursor,
+    Progress,
+    encode_failures,
+    encode_ranges,
+)
+from tidewater_worker.dispatch.store import ProgressStore
+
+TOPIC = "shop/orders"
+
+
+def largest(step: int) -> bytes:
+    """Return the progress of a cursor that is as full of holes as one may be."""
+    cursor = Cursor(0)
+    cursor._starts = [step * (2 * i + 1) for i in range(RANGES_MAX)]
+    cursor._ends = [start + step for start in cursor._starts]
+    failures = {i * step: 1_000_000 for i in range(FAILURES_MAX)}
+    progress = Progress("u" * 36, "t" * 36, cursor.next, encode_ranges(cursor))
+    return msgspec.json.encode(
+        msgspec.structs.replace(progress, failed=encode_failures(0, failures))
+    )
+
+
+async def test_large_cursors_share_a_store_with_small_ones(tmp_path: Path) -> None:
+    wide = 2**53 // (2 * RANGES_MAX)
+    with Etcd(tmp_path) as etcd:
+        port = EtcdCoordination(etcd.endpoints)
+        await port.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
+        try:
+            epochs = [(await port.acquire(TOPIC, number)).epoch for number in range(9)]
+            data = [largest(wide), *[largest(1)] * 8]
+            items = {CursorKey("shop/s", TOPIC, p): (data[p], epochs[p]) for p in range(9)}
+            other = CursorKey("shop/other", TOPIC, 0)
+            store = ProgressStore(port)
+            await asyncio.gather(
+                store.save(
+                    {key: partial(lambda found: found, found) for key, found in items.items()}
+                ),
+                store.save({other: lambda: (b"{}", epochs[0])}),
+            )
+            assert await port.load_cursors("shop/s", TOPIC) == dict(enumerate(data))
+            assert await port.load_cursors("shop/other", TOPIC) == {0: b"{}"}
+            # The store itself cuts, too, whoever asks.
+            await port.store_cursors({key: found[0] for key, found in items.items()})
+        finally:
+            await port.close()
