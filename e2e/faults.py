@@ -7,10 +7,10 @@ container of this machine.
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from e2e import kind
-from e2e.kubectl import Kubectl, run, wait_for
+from e2e.kubectl import CommandError, Kubectl, run, wait_for
 from e2e.tenant import RUN_DIR, WORKER_POD
 
 NODE_S_MAX = 180.0
@@ -26,16 +26,28 @@ with open(path, "wb") as file:
 UNFILL = "import os, sys; os.unlink(sys.argv[1])"
 
 
-def delete_pod(kubectl: Kubectl, pod: str = WORKER_POD, *, grace: bool = True) -> None:
-    """Delete a pod; without grace its processes are killed at once. Returns when it is gone."""
-    uid = kubectl.get("pod", pod)["metadata"]["uid"]
+def delete_pod(kubectl: Kubectl, pod: str = WORKER_POD, *, grace: bool = True) -> bool:
+    """Delete a pod; without grace its processes are killed at once. Returns when it is gone.
+
+    False: it was not there (any more), so nothing was done.
+    """
+    uid = _pod_uids(kubectl).get(pod)
+    if uid is None:
+        return False
     force = [] if grace else ["--grace-period=0", "--force"]
-    kubectl("delete", "pod", pod, "--wait=false", *force)
-    wait_for(lambda: uid not in _pod_uids(kubectl), 120, f"pod {pod} to go")
+    said = kubectl("delete", "pod", pod, "--wait=false", "--ignore-not-found", *force)
+    wait_for(lambda: uid not in _pod_uids(kubectl).values(), 120, f"pod {pod} to go")
+    return "deleted" in said
 
 
-def _pod_uids(kubectl: Kubectl) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in kubectl.get("pods")["items"]}
+def kill_pod(kubectl: Kubectl, pod: str = WORKER_POD, *, grace: bool = True) -> None:
+    """Delete a pod that a controller makes again, waiting for it if that is just being done."""
+    wait_for(lambda: delete_pod(kubectl, pod, grace=grace), 180, f"pod {pod} to be there")
+
+
+def _pod_uids(kubectl: Kubectl) -> dict[str, str]:
+    pods = kubectl.get("pods")["items"]
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
 def signal_process(
@@ -58,51 +70,66 @@ def kill_process(kubectl: Kubectl, role: str, pod: str = WORKER_POD) -> None:
 @contextmanager
 def paused_process(kubectl: Kubectl, role: str, pod: str = WORKER_POD) -> Iterator[None]:
     """Stop one process of a worker in its tracks, and let it go on at the end."""
-    signal_process(kubectl, role, signal.SIGSTOP, pod)
+
+    def signalled(number: signal.Signals) -> bool:
+        signal_process(kubectl, role, number, pod)
+        return True
+
+    what = f"the {role} process to be there"
+    wait_for(lambda: signalled(signal.SIGSTOP), 30, what)
     try:
         yield
     finally:
-        signal_process(kubectl, role, signal.SIGCONT, pod)
+        wait_for(lambda: signalled(signal.SIGCONT), 60, what)
 
 
 def kill_container(kubectl: Kubectl, container: str, pod: str = WORKER_POD) -> None:
     """Kill PID 1 of a container, and so all of it, with SIGKILL from the node."""
-    _signal_container(kubectl, container, pod, "KILL")
+    _signal(_first_process(kubectl, container, pod), "KILL")
 
 
 @contextmanager
 def paused_container(kubectl: Kubectl, container: str, pod: str) -> Iterator[None]:
     """Stop PID 1 of a container in its tracks, and let it go on at the end."""
-    _signal_container(kubectl, container, pod, "STOP")
+    process = _first_process(kubectl, container, pod)
+    _signal(process, "STOP")
     try:
         yield
     finally:
-        _signal_container(kubectl, container, pod, "CONT")
+        with suppress(CommandError):  # its probes may have had it killed meanwhile
+            _signal(process, "CONT")
 
 
-def _signal_container(kubectl: Kubectl, container: str, pod: str, name: str) -> None:
+def _first_process(kubectl: Kubectl, container: str, pod: str) -> tuple[str, str]:
+    """Return the node and, as that one counts, PID 1 of a container."""
     node = kubectl.node_of(pod)
-    status = kubectl.get("pod", pod)["status"]["containerStatuses"]
-    ids = [each["containerID"].rpartition("/")[2] for each in status if each["name"] == container]
-    template = "--template={{.info.pid}}"
-    inspect = ["crictl", "inspect", "--output=go-template", template, ids[0]]
-    pid = run([kind.container_cli(), "exec", node, *inspect]).strip()
+    found: list[str] = []
+
+    def runs() -> bool:
+        statuses = kubectl.get("pod", pod)["status"].get("containerStatuses", ())
+        (one,) = [each for each in statuses if each["name"] == container] or [{}]
+        if "running" not in one.get("state", {}):
+            return False
+        name = one["containerID"].rpartition("/")[2]
+        inspect = ["crictl", "inspect", "--output=go-template", "--template={{.info.pid}}", name]
+        found.append(run([kind.container_cli(), "exec", node, *inspect]).strip())
+        return found[-1].isdigit() and int(found[-1]) > 0
+
+    wait_for(runs, 60, f"the container {container} of {pod} to run")
+    return node, found[-1]
+
+
+def _signal(process: tuple[str, str], name: str) -> None:
+    node, pid = process
     run([kind.container_cli(), "exec", node, "kill", f"-{name}", pid])
 
 
 @contextmanager
 def drained_node(kubectl: Kubectl, node: str) -> Iterator[None]:
     """Cordon and drain a node; its pods with local volumes wait until it is back."""
-    kubectl(
-        "drain",
-        node,
-        "--ignore-daemonsets",
-        "--delete-emptydir-data",
-        "--force",
-        f"--timeout={NODE_S_MAX:.0f}s",
-        timeout_s=NODE_S_MAX + 10,
-    )
+    how = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
     try:
+        kubectl("drain", node, *how, f"--timeout={NODE_S_MAX:.0f}s", timeout_s=NODE_S_MAX + 10)
         yield
     finally:
         kubectl("uncordon", node)
@@ -137,13 +164,21 @@ def _is_ready(kubectl: Kubectl, node: str) -> bool:
 
 @contextmanager
 def stopped_part(kubectl: Kubectl, workload: str) -> Iterator[None]:
-    """Stop a part (`statefulset/tidewater-etcd`) and start it again at the end."""
-    kubectl("scale", workload, "--replicas=0")
+    """Stop a part (`statefulset/tidewater-etcd`) and start it again at the end.
+
+    It is killed after a second: how long it would take in good order is not what is tested.
+    """
     labels = f"app.kubernetes.io/component={workload.rpartition('-')[2]}"
-    wait_for(
-        lambda: not kubectl.get("pods", f"--selector={labels}")["items"], 120, f"{workload} to stop"
-    )
+
+    def stopped() -> bool:
+        return not kubectl.get("pods", f"--selector={labels}")["items"]
+
     try:
+        # First: the time that a pod has is not made shorter while it is ending. And not by force:
+        # then it would count as gone while its processes may still answer.
+        kubectl("delete", "pods", f"--selector={labels}", "--grace-period=1", "--wait=false")
+        kubectl("scale", workload, "--replicas=0")
+        wait_for(stopped, 120, f"{workload} to stop")
         yield
     finally:
         kubectl("scale", workload, "--replicas=1")

@@ -76,7 +76,7 @@ def start(kubectl: Kubectl, authority: Authority, forward: PortForward) -> Outer
         "password": _b64(password.encode()),
     }
     kubectl.apply(_objects(kubectl.namespace, served))
-    kubectl("wait", f"pod/{NAME}", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", f"pod/{NAME}", "--for=condition=Ready", "--timeout=120s")
     login = Login(
         ca=str(authority.ca),
         cert=str(client.cert),
@@ -85,7 +85,7 @@ def start(kubectl: Kubectl, authority: Authority, forward: PortForward) -> Outer
         password=password,
     )
     etcd = OuterEtcd(f"https://{host}:2379", shown, login, forward)
-    wait_for(lambda: etcd.call("/v3/maintenance/status", {})[0] == 200, 30, "the outer etcd")
+    wait_for(lambda: etcd.call("/v3/maintenance/status", {})[0] == 200, 60, "the outer etcd")
     _turn_users_on(etcd)
     return etcd
 

@@ -3,7 +3,7 @@
 import base64
 from dataclasses import dataclass
 
-from e2e.web import Door, expect, post
+from e2e.web import Door, expect, insist, post
 
 PREFIX = "tidewater"
 
@@ -20,7 +20,8 @@ class Registry:
         # All keys with this prefix: up to the one whose last character is the next.
         end = begin[:-1] + chr(ord(begin[-1]) + 1)
         body = {"key": _b64(begin), "range_end": _b64(end), "keys_only": True}
-        found = expect(post(Door(self.address), "/v3/kv/range", body, timeout_s=10))
+        door = Door(self.address)
+        found = expect(insist(lambda: post(door, "/v3/kv/range", body, timeout_s=10)))
         keys = [base64.b64decode(each["key"]).decode() for each in found.get("kvs", ())]
         return {key.removeprefix(begin) for key in keys}
 

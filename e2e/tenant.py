@@ -94,9 +94,10 @@ class Tenant:
     """`namespace/name`."""
     catalog: dict[str, str] = field(repr=False)
 
-    def load(self, prefix: str) -> BackgroundTraffic:
+    def load(self, prefix: str, pause_s: float = 0.05) -> BackgroundTraffic:
         """Return senders for its topic; the prefix makes their payloads unique in the module."""
-        return BackgroundTraffic(gentle(self.door, self.topic, PARTITIONS, prefix=prefix))
+        load = gentle(self.door, self.topic, PARTITIONS, prefix=prefix, pause_s=pause_s)
+        return BackgroundTraffic(load)
 
     def history(self, traffic: BackgroundTraffic) -> History:
         """Return what the checkers need after traffic has ended."""
@@ -110,6 +111,13 @@ class Tenant:
         )
 
 
+def begin_tenant(
+    kubectl: Kubectl, *, replicas: int = 1, topics: Sequence[str], **spec: object
+) -> None:
+    """Apply a pool and topics of three partitions; may be done long before `make_tenant`."""
+    kubectl.apply([pool(replicas, **spec), *(topic(n, partitions=PARTITIONS) for n in topics)])
+
+
 @contextmanager
 def make_tenant(
     kubectl: Kubectl,
@@ -120,7 +128,7 @@ def make_tenant(
     **spec: object,
 ) -> Iterator[Tenant]:
     """Apply a pool and topics of three partitions, wait for them, and open a way in."""
-    kubectl.apply([pool(replicas, **spec), *(topic(n, partitions=PARTITIONS) for n in topics)])
+    begin_tenant(kubectl, replicas=replicas, topics=topics, **spec)
     token = make_user(kubectl, "tester")
     wait_ready(kubectl, f"pool/{POOL}", *(f"topic/{name}" for name in topics))
     with forwarded(kubectl, token) as door:

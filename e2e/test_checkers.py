@@ -1,12 +1,22 @@
 """The checkers see what they are there for; needs no cluster."""
 
+import json
+import socket
+import subprocess
+import threading
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e import guarantees, truth
+from e2e import guarantees, kubectl, looking, truth
 from e2e.history import History, Message, Snapshot
+from e2e.kubectl import CommandError, wait_for
+from e2e.leading import Beat, one_writer
+from e2e.web import insist
 from tidewater_testing.checker import AckedBatch, Range
 from tidewater_testing.evidence import Evidence, Row, TableSide
 from tidewater_testing.web import Answer
@@ -141,6 +151,7 @@ def _seen(
     generation: int = 1,
     frontier: bool = True,
     sent: int = 200,
+    why: str = "",
 ) -> truth.Seen:
     """Return two minutes in which all was well but for what is given."""
     says = {**TOLD, name: {**TOLD[name], **(told or {})}}
@@ -152,7 +163,7 @@ def _seen(
               "subscriptions": ["watcher"]}  # fmt: skip
     looks = [truth.Look(at, objects, holders[at // 20 % len(holders)], at, at) for at in SECONDS]
     rounds = [
-        truth.Round(at, {"0": report}, [(sent, "", at if sent == 200 else None)] * 3, pulled=True)
+        truth.Round(at, {"0": report}, [(sent, why, at if sent == 200 else None)] * 3, pulled=True)
         for at in SECONDS
     ]
     place = {at: at + 1 if frontier else 0 for at in SECONDS}
@@ -195,6 +206,25 @@ def test_a_table_that_stands_still_and_messages_that_are_refused() -> None:
     assert "Ready=True" in _first(truth.violations(_seen(sent=503)))
 
 
+def test_whose_a_partition_is_while_its_worker_has_no_session_nobody_can_tell() -> None:
+    """It reports the partition as its own, and refuses every message."""
+    told = {"Ready": "False", "Assigned": "False", "Degraded": "True"}
+    assert truth.violations(_seen(told, sent=503, why="SessionLost")) == []
+    assert "Assigned=False" in _first(truth.violations(_seen(told, sent=503, why="Other")))
+
+
+def test_a_message_that_was_stored_without_an_answer_may_be_the_oldest() -> None:
+    frontiers = [truth.Frontier(at, {0: end}) for at, end in ((1, 1), (15, 1), (21, 3))]
+
+    def ages(last: int) -> tuple[float, float]:
+        sent = ((0, 200, 0), (10, 503, None), (20, 200, last))
+        rounds = [truth.Round(at, {}, [(code, "", offset)], True) for at, code, offset in sent]
+        return truth.Seen([], rounds, frontiers).ages(15)
+
+    assert ages(1) == (0.0, 0.0)
+    assert ages(2) == (0.0, 15.0), "offset 1 came at some time after the first"
+
+
 def test_a_generation_that_is_not_observed() -> None:
     assert "observed generation 1 of 2" in _first(truth.violations(_seen(generation=2)))
 
@@ -210,3 +240,170 @@ def test_a_change_that_is_dated_wrongly() -> None:
     seen = truth.Seen([*before[:30], *after[30:]], ())
     (found,) = truth.transitions(seen)
     assert "topic/watched Ready changed between" in found
+
+
+@pytest.mark.parametrize(
+    ("holders", "late_s", "holds"),
+    [
+        ((LEADER,), 8, True),
+        ((LEADER,), 20, False),
+        ((LEADER, "operator-b"), 20, True),
+        ((LEADER, "operator-b"), 40, False),
+    ],
+)
+def test_a_pass_of_a_new_leader_may_last_longer(
+    holders: tuple[str, ...], late_s: int, *, holds: bool
+) -> None:
+    before, after = _seen(holders=holders).looks, _seen({"Ready": "False"}, holders=holders).looks
+    dated = datetime.fromtimestamp(before[29].at - late_s, UTC).isoformat()
+    for each in after[0].conditions("topic/watched").values():
+        each["lastTransitionTime"] = dated
+    seen = truth.Seen([*before[:30], *after[30:]], ())
+    assert (not list(truth.transitions(seen))) is holds
+
+
+# ---- the tools
+
+
+def test_waiting_outlasts_whatever_a_command_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    trouble = iter(
+        [CommandError("no"), subprocess.TimeoutExpired("kubectl", 3), ConnectionError("broken")]
+    )
+
+    def looked() -> bool:
+        for error in trouble:
+            raise error
+        return True
+
+    wait_for(looked, 10, "the end of trouble")
+    with pytest.raises(TimeoutError, match=r"waited 0 s for pears. none"):
+        wait_for(lambda: _raise(CommandError("none")), 0, "pears")
+
+
+def _raise(error: Exception) -> bool:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "asked"),
+    [
+        ("get", "Get https://127.0.0.1:6443: net/http: TLS handshake timeout", kubectl.ATTEMPTS),
+        ("get", "dial tcp 127.0.0.1:6443: connect: connection refused", kubectl.ATTEMPTS),
+        ("get", 'Error from server (NotFound): pods "a" not found', 1),
+        ("wait", "error: timed out waiting for the condition on topics/orders", 1),
+        ("create token web", "connect: connection refused", kubectl.ATTEMPTS),
+        ("create serviceaccount web", "connect: connection refused", 1),
+        ("annotate topic a b=c --overwrite", "unexpected EOF", kubectl.ATTEMPTS),
+        ("patch topic a --type=json", "unexpected EOF", 1),
+        ("delete", "connect: connection refused", 1),
+        ("exec", "unexpected EOF", 1),
+    ],
+)
+def test_only_what_is_the_same_twice_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, command: str, said: str, asked: int
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    commands = []
+
+    def run(command: list[str], **_: object) -> str:
+        commands.append(command)
+        raise CommandError(said)
+
+    monkeypatch.setattr(kubectl, "run", run)
+    with pytest.raises(CommandError):
+        kubectl.Kubectl(Path("here"))(*command.split())
+    assert len(commands) == asked
+
+
+@pytest.mark.parametrize(
+    ("words", "paths"),
+    [
+        (("pods",), ["/api/v1/namespaces/shop/pods"]),
+        (
+            ("pods", "--selector=a/b=c"),
+            ["/api/v1/namespaces/shop/pods?labelSelector=a/b%3Dc"],
+        ),
+        (("topic/orders",), ["/apis/tidewater.dev/v1alpha1/namespaces/shop/topics/orders"]),
+        (("statefulset", "x"), ["/apis/apps/v1/namespaces/shop/statefulsets/x"]),
+        (("pvc", "x"), ["/api/v1/namespaces/shop/persistentvolumeclaims/x"]),
+        (("node", "x"), ["/api/v1/nodes/x"]),
+        (("pods,namespaces",), ["/api/v1/namespaces/shop/pods", "/api/v1/namespaces"]),
+        (("pods,endpoints",), None),
+        (("pods", "--all-namespaces"), None),
+        (("pods", "a", "b"), None),
+        (("--raw", "/metrics"), None),
+    ],
+)
+def test_looks_that_need_no_process(words: tuple[str, ...], paths: list[str] | None) -> None:
+    question = looking.understood(words)
+    if question is None:
+        assert paths is None
+    else:
+        assert [question.path(each, "shop") for each in question.plurals] == paths
+
+
+def test_a_look_says_what_kubectl_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal quotes the command; where nobody answers, kubectl is asked."""
+
+    class Server:
+        def get(self, path: str) -> Any:
+            if path.endswith("/gone"):
+                raise looking.RefusedError('Error from server (NotFound): pods "gone" not found')
+            if path.endswith("/away"):
+                raise looking.NoAnswerError
+            return {"items": [{"metadata": {"name": path.rpartition("/")[2]}}]}
+
+    monkeypatch.setattr(looking, "server_of", lambda _: Server())
+    monkeypatch.setattr(kubectl, "run", lambda command, **_: json.dumps({"asked": command[-2]}))
+    within = kubectl.Kubectl(Path("here"), "shop")
+    with pytest.raises(CommandError, match=r"^kubectl .*here .*shop get pod gone ended.*\n.*NotF"):
+        within.get("pod", "gone")
+    assert within.get("pod", "away") == {"asked": "away"}
+    found = within.get("statefulsets,topics")["items"]
+    assert [(e["apiVersion"], e["kind"], e["metadata"]["name"]) for e in found] == [
+        ("apps/v1", "StatefulSet", "statefulsets"),
+        ("tidewater.dev/v1alpha1", "Topic", "topics"),
+    ]
+
+
+def test_a_request_is_repeated_until_somebody_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    answers = iter([Answer(503, {}, b""), Answer(429, {}, b""), Answer(403, {}, b"")])
+    assert insist(lambda: next(answers)).status == 403
+    only_broken = frozenset[int]()
+    assert insist(lambda: Answer(503, {}, b""), again=only_broken).status == 503
+
+
+def test_two_lead_only_if_both_did_at_once() -> None:
+    """The first was asked again after the second: only if it still led, both did."""
+    one_by_one = Beat(frozenset({"a", "b"}), frozenset({"b"}), {"a": 5, "b": 7})
+    one_writer([one_by_one])
+    together = Beat(frozenset({"a", "b"}), frozenset({"a", "b"}), {"a": 5, "b": 7})
+    with pytest.raises(AssertionError, match="two lead"):
+        one_writer([together])
+    quiet = Beat(frozenset({"b"}), frozenset({"b"}), {"a": 5, "b": 9})
+    one_writer([quiet, quiet])
+    with pytest.raises(AssertionError, match="a wrote and did not lead"):
+        one_writer([quiet, Beat(frozenset({"b"}), frozenset({"b"}), {"a": 6, "b": 9})])
+
+
+def test_a_forwarded_port_that_swallows_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is what is looked for: an answer of any kind is one, and so is hanging up."""
+    monkeypatch.setattr(kubectl, "FORWARD_ASK_S", 0.2)
+    forward = kubectl.PortForward(kubectl.Kubectl(Path("here")), "app=none", 1)
+    assert not forward._says_nothing(), "nobody listens: clients see that"
+    with socket.create_server(("127.0.0.1", forward.port)) as server:
+        assert forward._says_nothing()
+        server.accept()[0].close()  # the one from before
+        for answer in (b"HTTP/1.1 404 Not Found\r\n", b""):
+
+            def serve(said: bytes = answer) -> None:
+                taken, _ = server.accept()
+                with taken:
+                    taken.sendall(said)
+
+            serving = threading.Thread(target=serve)
+            serving.start()
+            assert not forward._says_nothing(), answer
+            serving.join()

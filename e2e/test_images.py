@@ -47,5 +47,5 @@ def test_user_and_labels(image: str, tag: str) -> None:
 
 def test_nothing_that_builds_or_installs(image: str) -> None:
     command = [container_cli(), "run", "--rm", "--read-only", "--network=none"]
-    found = run([*command, "--entrypoint=python", image, "-c", WHICH, *FORBIDDEN])
+    found = run([*command, "--entrypoint=python", image, "-c", WHICH, *FORBIDDEN], timeout_s=180)
     assert not found.split()

@@ -2,27 +2,28 @@
 
 import pytest
 
+from e2e.history import read_partition
 from e2e.install import System, install_chart, uninstall_chart
 from e2e.kubectl import Kubectl, wait_for
 from e2e.tenant import PARTITIONS, Tenant, is_ready, wait_ready
-from e2e.web import expect, get, post
+from e2e.web import produce
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_uninstall_and_install_again(tenant: Tenant, system: System) -> None:
     values = sorted(f"before {n}" for n in range(50))
-    body = {"messages": [{"key": value, "value": value} for value in values]}
-    expect(post(tenant.door, f"/v1/{tenant.topic}/messages", body))
+    produce(tenant.door, tenant.topic, [{"key": value, "value": value} for value in values])
     uninstall_chart(system.kubectl)
     try:
         of_release = "--selector=app.kubernetes.io/managed-by=Helm"
-        assert not system.kubectl.get("deployments,statefulsets,services", of_release)["items"]
+        kinds = "deployments,statefulsets,services"
+        wait_for(lambda: not system.kubectl.get(kinds, of_release)["items"], 60, "all to go")
         # What users made is theirs, and runs on.
         assert tenant.workers()
         assert len(tenant.kubectl.get("topics")["items"]) == 2
         # Nobody is needed to let one go.
-        tenant.kubectl("delete", "topic/visits", "--timeout=60s")
+        tenant.kubectl("delete", "topic/visits", "--timeout=90s")
     finally:
         again = install_chart(system.kubectl, system.tag)
     assert again == system, "the keys of the storage are other ones"
@@ -34,11 +35,9 @@ def test_uninstall_and_install_again(tenant: Tenant, system: System) -> None:
 
 def _read(tenant: Tenant) -> list[str]:
     return [
-        message["value"]
+        message.value.decode()
         for partition in range(PARTITIONS)
-        for message in expect(
-            get(tenant.door, f"/v1/{tenant.topic}/messages?partition={partition}&offset=0")
-        )["messages"]
+        for message in read_partition(tenant.door, tenant.topic, partition)
     ]
 
 

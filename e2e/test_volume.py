@@ -19,7 +19,7 @@ from e2e.web import post
 from tidewater_core.units import ByteSize
 from tidewater_testing.web import Answer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(420)
 # A local volume is as large as the node's disk. So the reserve that the worker keeps free is raised
 # until little room is left, and more than that is filled: no disk runs full for anybody else.
 ROOM_BYTES = ByteSize("3Gi")
@@ -45,13 +45,13 @@ def test_full_volume_pushes_back_and_loses_nothing(tenant: Tenant) -> None:
         traffic.wait_for_more(300, 60)
         # Another limit is another setting: the operator restarts the worker with it.
         tenant.kubectl.apply([pool(1, limits={"diskReserveBytes": str(reserve)})])
-        wait_for(lambda: tenant.kubectl.incarnation(WORKER_POD) != before, 90, "a new worker")
+        wait_for(lambda: tenant.kubectl.incarnation(WORKER_POD) != before, 120, "a new worker")
         tenant.kubectl.wait_ready(WORKER)
         traffic.wait_for_more(300, 60)
         leave = _free_bytes(tenant) - FILLED_BYTES
         with faults.filled_volume(tenant.kubectl, DATA_DIR, leave):
             answers: list[Answer] = []
-            wait_for(lambda: _refused(tenant, answers), 30, "the worker to push back")
+            wait_for(lambda: _refused(tenant, answers), 60, "the worker to push back")
             guarantees.raise_all(list(guarantees.pushed_back(answers[-1])))
         traffic.wait_for_more(300, 60)
     wait_ready(tenant.kubectl, f"pool/{POOL}")
@@ -69,8 +69,15 @@ def _told(tenant: Tenant, name: str) -> tuple[str, str]:
 
 
 def _wait_told(tenant: Tenant, name: str, reason: str) -> str:
-    wait_for(lambda: _told(tenant, name)[0] == reason, 60, f"pool {name} to say {reason}")
-    return _told(tenant, name)[1]
+    said: list[str] = []
+
+    def told() -> bool:
+        found, message = _told(tenant, name)
+        said.append(message)
+        return found == reason
+
+    wait_for(told, 90, f"pool {name} to say {reason}")
+    return said[-1]
 
 
 def _sizes(tenant: Tenant, name: str) -> tuple[set[str], str]:
@@ -90,11 +97,11 @@ def test_a_volume_that_cannot_grow_says_so_and_blocks_nothing(tenant: Tenant) ->
     said = _wait_told(tenant, POOL, "NotExpandable")
     assert f"data-{WORKER_POD}" in said
     assert "resize" in said
-    wait_for(lambda: tenant.kubectl.incarnation(WORKER_POD) != before, 90, "a new worker")
+    wait_for(lambda: tenant.kubectl.incarnation(WORKER_POD) != before, 120, "a new worker")
     tenant.kubectl.wait_ready(WORKER)
     wait_ready(tenant.kubectl, f"pool/{POOL}", "topic/orders")
     # Workers to come get the new size.
-    assert _sizes(tenant, POOL) == ({"1Gi"}, "2Gi")
+    wait_for(lambda: _sizes(tenant, POOL) == ({"1Gi"}, "2Gi"), 60, "the claim as it was")
 
 
 def test_a_volume_grows_without_a_restart_and_never_shrinks(tenant: Tenant) -> None:
@@ -106,20 +113,26 @@ def test_a_volume_grows_without_a_restart_and_never_shrinks(tenant: Tenant) -> N
     grower["spec"] = {"replicas": 1, "storage": storage}
     kubectl.apply([grower, topic("grown", partitions=1, pool="grower")])
     wait_ready(kubectl, "pool/grower", "topic/grown")
-    uid = kubectl.get("pod", "tidewater-grower-0")["metadata"]["uid"]
+    uid = _grower(tenant)["uid"]
     grower["spec"] = {"replicas": 1, "storage": {**storage, "size": "2Gi"}}
     kubectl.apply([grower])
     said = _wait_told(tenant, "grower", "Growing")
     assert "data-tidewater-grower-0 has 1Gi" in said
     wait_for(lambda: _sizes(tenant, "grower") == ({"2Gi"}, "2Gi"), 60, "all to ask for 2Gi")
     wait_ready(kubectl, "pool/grower", "topic/grown")
-    assert kubectl.get("pod", "tidewater-grower-0")["metadata"]["uid"] == uid
-    assert kubectl.get("pod", "tidewater-grower-0")["metadata"]["ownerReferences"]
+    assert _grower(tenant)["uid"] == uid
+    wait_for(lambda: bool(_grower(tenant).get("ownerReferences")), 60, "the pod to have an owner")
+    assert _grower(tenant)["uid"] == uid
     grower["spec"] = {"replicas": 1, "storage": storage}
     kubectl.apply([grower])
     _wait_told(tenant, "grower", "CannotShrink")
     assert _sizes(tenant, "grower") == ({"2Gi"}, "2Gi")
     wait_ready(kubectl, "pool/grower", "topic/grown")
+
+
+def _grower(tenant: Tenant) -> Object:
+    metadata: Object = tenant.kubectl.get("pod", "tidewater-grower-0")["metadata"]
+    return metadata
 
 
 def _growing_class() -> Object:

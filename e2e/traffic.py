@@ -16,7 +16,9 @@ from tidewater_testing.traffic import Load, Record, Traffic
 STOP_S_MAX = 120.0
 
 
-def gentle(door: Door, topic: str, partitions: int, *, prefix: str = "s") -> Load:
+def gentle(
+    door: Door, topic: str, partitions: int, *, prefix: str = "s", pause_s: float = 0.05
+) -> Load:
     """Return a load that two shared cores can carry beside a whole cluster: some 100 requests/s."""
     return Load(
         address=door.address,
@@ -24,9 +26,9 @@ def gentle(door: Door, topic: str, partitions: int, *, prefix: str = "s") -> Loa
         topic=topic,
         partitions=partitions,
         senders=6,
-        pause_s=0.05,
+        pause_s=pause_s,
         prefix=prefix,
-        give_up_s=150.0,
+        give_up_s=240.0,
     )
 
 

@@ -25,8 +25,9 @@ TOPIC = "watched"
 SUBSCRIPTION = "watcher"
 PARTITIONS = 3
 POOL = "default"
-DELAY_S = 30.0
-"""docs/operator.md: a session's end (10 s), a beat of figures (10 s), a pass and a busy machine."""
+DELAY_S = 25.0
+"""docs/operator.md: a session's end (10 s), a beat of figures (5 s, as e2e installs the chart), a
+pass and a busy machine."""
 AHEAD_S = 15.0
 PASS_S = 10.0
 """From when a pass begins, which is a change's time, until all is written; on a busy machine."""
@@ -165,32 +166,42 @@ class Seen:
         return [each.at for each in self.rounds]
 
     @cached_property
-    def _waits(self) -> list[tuple[float, float, float]]:
-        """Of each acknowledged message: when it came, when it was last seen missing, when there."""
+    def _waits(self) -> list[tuple[float, float, float, float]]:
+        """Of each message: when it came (not before, not after), was last seen missing, was there.
+
+        One that was stored without an answer shows as a jump of its partition's offsets: it came
+        at some time between the two that were acknowledged.
+        """
         found = []
+        last: dict[int, tuple[int, float]] = {}
         for each in self.rounds:
             for partition, (_, _, offset) in enumerate(each.sent):
                 if offset is None:
                     continue
-                missing, there = each.at, float("inf")
-                for frontier in self.frontiers:
-                    if frontier.next.get(partition, 0) <= offset:
-                        missing = max(missing, frontier.at)
-                    elif there == float("inf"):
-                        there = frontier.at
-                found.append((each.at, missing, there))
+                before, came = last.get(partition, (offset - 1, each.at))
+                last[partition] = (offset, each.at)
+                found.append((each.at, each.at, *self._waited(partition, offset, each.at)))
+                if offset > before + 1:
+                    found.append((came, each.at, *self._waited(partition, offset - 1, each.at)))
         return found
+
+    def _waited(self, partition: int, offset: int, came: float) -> tuple[float, float]:
+        missing, there = came, float("inf")
+        for frontier in self.frontiers:
+            if frontier.next.get(partition, 0) <= offset:
+                missing = max(missing, frontier.at)
+            elif there == float("inf"):
+                there = frontier.at
+        return missing, there
 
     def ages(self, at: float) -> tuple[float, float]:
         """Return the age of the oldest message that is not in the table: at least, at most."""
         least = most = 0.0
-        for came, missing, there in self._waits:
-            if came > at:
-                break
-            if missing >= at:
-                least = max(least, at - came)
-            if there > at:
-                most = max(most, at - came)
+        for earliest, latest, missing, there in self._waits:
+            if latest <= at <= missing:
+                least = max(least, at - latest)
+            if earliest <= at < there:
+                most = max(most, at - earliest)
         return least, most
 
     def is_led(self, start: float, end: float) -> bool:
@@ -201,6 +212,10 @@ class Seen:
 
 
 # ---- what is true
+
+
+Judge = Callable[[Seen, float, float], list[Verdict]]
+"""Says of each time in a window what was true."""
 
 
 def takes_messages(each: Round) -> Verdict:
@@ -236,15 +251,15 @@ def is_scaled(look: Look) -> bool:
     return made == look.wanted and max(look.pods(), default=-1) < look.wanted
 
 
-def _by_rounds(judge: Callable[[Round], Verdict]) -> Callable[[Seen, float, float], list[Verdict]]:
+def _by_rounds(judge: Callable[[Round], Verdict]) -> Judge:
     return lambda seen, start, end: [judge(each) for each in seen.rounds_in(start, end)]
 
 
-def _by_looks(judge: Callable[[Look], Verdict]) -> Callable[[Seen, float, float], list[Verdict]]:
+def _by_looks(judge: Callable[[Look], Verdict]) -> Judge:
     return lambda seen, start, end: [judge(each) for each in seen.looks_in(start, end)]
 
 
-def _by_age(limit_s: float) -> Callable[[Seen, float, float], list[Verdict]]:
+def _by_age(limit_s: float) -> Judge:
     def judge(seen: Seen, start: float, end: float) -> list[Verdict]:
         found: list[Verdict] = []
         for each in seen.rounds_in(start, end):
@@ -271,7 +286,7 @@ def _active(seen: Seen, start: float, end: float) -> list[Verdict]:
     return found
 
 
-def _always(value: bool) -> Callable[[Seen, float, float], list[Verdict]]:
+def _always(value: bool) -> Judge:
     return lambda seen, start, end: [value] * len(seen.looks_in(start, end))
 
 
@@ -289,21 +304,36 @@ def _all_reported(each: Round) -> bool:
     )
 
 
-TRUTH: Mapping[tuple[str, str], Callable[[Seen, float, float], list[Verdict]]] = {
+def _lapsed(each: Round) -> bool:
+    """Tell whether a worker refused for want of a session: it may say that it has a partition."""
+    return any(reason == "SessionLost" for _, reason, _ in each.sent)
+
+
+def _joined(judge: Judge) -> Judge:
+    """Say that nobody can tell while a worker has no session: what it reports is not so."""
+
+    def judged(seen: Seen, start: float, end: float) -> list[Verdict]:
+        lapsed = any(_lapsed(each) for each in seen.rounds_in(start, end))
+        return [None] if lapsed else judge(seen, start, end)
+
+    return judged
+
+
+TRUTH: Mapping[tuple[str, str], Judge] = {
     ("topic", "Ready"): _by_rounds(takes_messages),
-    ("topic", "Assigned"): _assigned,
+    ("topic", "Assigned"): _joined(_assigned),
     ("topic", "Committing"): _by_age(FRESH_S + 5.0),
     ("topic", "FreshnessMet"): _by_age(FRESH_S),
     ("topic", "Maintained"): _always(True),
-    ("topic", "Degraded"): _by_rounds(lambda each: not each.is_reported),
+    ("topic", "Degraded"): _joined(_by_rounds(lambda each: not each.is_reported)),
     ("topic", "Paused"): _always(False),
-    ("subscription", "Ready"): _by_rounds(_all_reported),
+    ("subscription", "Ready"): _joined(_by_rounds(_all_reported)),
     ("subscription", "Active"): _active,
     ("subscription", "LagBounded"): _always(True),
     ("subscription", "Paused"): _always(False),
-    ("pool", "Ready"): _by_looks(all_ready),
+    ("pool", "Ready"): _joined(_by_looks(all_ready)),
     ("pool", "Scaling"): _scaling,
-    ("pool", "Degraded"): _by_rounds(lambda each: not each.is_reported),
+    ("pool", "Degraded"): _joined(_by_rounds(lambda each: not each.is_reported)),
     ("pool", "VolumeGrown"): _always(True),
     ("pool", "Paused"): _always(False),
 }
@@ -394,14 +424,19 @@ def generations(seen: Seen, look: Look) -> Iterator[str]:
 
 
 def transitions(seen: Seen) -> Iterator[str]:
-    """Hold each change between two looks against the time that the condition gives for it."""
+    """Hold each change between two looks against the time that the condition gives for it.
+
+    That is the time when a pass began. An operator that has just come to lead begins with all that
+    was left undone, on a machine that starts more than this one: its pass may last longer.
+    """
     for before, after in pairwise(seen.looks):
+        pass_s = PASS_S if seen.is_led(before.at - DELAY_S, after.at) else DELAY_S
         for name in TYPES:
             old = before.conditions(name)
             for type_, now in after.conditions(name).items():
                 if type_ not in old or old[type_]["status"] == now["status"]:
                     continue
                 at = datetime.fromisoformat(now["lastTransitionTime"]).timestamp()
-                if not before.at - PASS_S <= at <= after.until + 1:
+                if not before.at - pass_s <= at <= after.until + 1:
                     when = f"between {_clock(before.at)} and {_clock(after.until)}"
                     yield f"{CLAIM}: {name} {type_} changed {when}, and says {_clock(at)}"

@@ -41,7 +41,9 @@ def run_like(kubectl: Kubectl, model: Object, name: str, words: Sequence[str]) -
     spec = json.loads(json.dumps(model["spec"]))
     spec.pop("selector", None)
     spec["backoffLimit"] = 0
-    spec["template"]["metadata"] = {"labels": {"e2e": name}}
+    kept = ("app.kubernetes.io/part-of", "app.kubernetes.io/component")  # the storage lets it in
+    labels = {key: spec["template"]["metadata"]["labels"][key] for key in kept}
+    spec["template"]["metadata"] = {"labels": {**labels, "e2e": name}}
     (driver,) = spec["template"]["spec"]["containers"]
     settings = driver["args"].index("--settings")
     driver["args"] = ["tidewater-pipeline", *words, *driver["args"][settings : settings + 4]]

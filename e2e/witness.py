@@ -52,7 +52,7 @@ class Witness:
         )
         wait_ready(kubectl, f"topic/{truth.TOPIC}", f"subscription/{truth.SUBSCRIPTION}")
         kubectl.apply([_probe(kubectl, system)])
-        kubectl("wait", f"pod/{POD}", "--for=condition=Ready", "--timeout=60s")
+        kubectl("wait", f"pod/{POD}", "--for=condition=Ready", "--timeout=120s")
         self._threads = [
             threading.Thread(target=self._repeat, args=(act,), name="witness", daemon=True)
             for act in (self._look, self._read_frontier)
@@ -110,20 +110,22 @@ class Witness:
         print(f"\nconditions judged at {count} of {len(seen.looks)} looks")
         assert count >= judged_min, f"only {count} of {len(seen.looks)} looks: {self.trouble}"
 
-    def wait_told(self, name: str, expected: Mapping[str, str], timeout_s: float = 60.0) -> None:
+    def wait_told(self, name: str, expected: Mapping[str, str], timeout_s: float = 90.0) -> None:
         """Wait until conditions of an object say this: `{"Ready": "False WorkerAway"}`."""
 
         def told() -> bool:
             found = conditions(self._kubectl, name)
             said = {t: f"{each['status']} {each['reason']}" for t, each in found.items()}
-            wrong = {t: said.get(t) for t, e in expected.items() if not said[t].startswith(e)}
+            wrong = {
+                t: said.get(t) for t, e in expected.items() if not said.get(t, "").startswith(e)
+            }
             if wrong:
                 raise CommandError(f"{name} says {wrong}")
             return True
 
         wait_for(told, timeout_s, f"{name} to say {expected}", interval_s=0.5)
 
-    def wait_well(self, timeout_s: float = 60.0) -> None:
+    def wait_well(self, timeout_s: float = 120.0) -> None:
         """Wait until every condition says that all is well."""
         for name, types in truth.TYPES.items():
             wanted = {type_: HEALTHY[type_] for type_ in types if type_ in HEALTHY}
