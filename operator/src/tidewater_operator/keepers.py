@@ -49,6 +49,8 @@ class Keeper:
         self._keepers = keepers
         self._wake = asyncio.Event()
         self._full = True
+        self._term = ""
+        """Of the last pass: another operator may have led since."""
         self._memory = Memory()
 
     def mark(self, *, full: bool) -> None:
@@ -86,6 +88,8 @@ class Keeper:
                     await self._wake.wait()
                     await asyncio.sleep(GATHER_S)
             await group.leadership.gained.wait()
+            if (term := group.leadership.term) != self._term:
+                self._term, self._full = term, True
             now = group.clock.monotonic()
             self._wake.clear()
             full, figures = self._full or now >= full_at, now >= figures_at

@@ -25,7 +25,7 @@ from tidewater_core.crd.subscription import Subscription, SubscriptionSpec
 from tidewater_core.crd.topic import DeletionPolicy, Topic, TopicSpec, table_identifier
 from tidewater_core.names import ANNOTATION_ACCEPT_LOSS, TopicName, dedicated_pool
 from tidewater_operator.last_words import wants_table
-from tidewater_operator.model.names import Manifest
+from tidewater_operator.model.names import Manifest, worker_of_claim
 from tidewater_operator.observed import Observed, is_paused, read_subscription, read_topic
 
 WORD_CHARS_MAX: Final = 1_000
@@ -251,7 +251,7 @@ def topic_actions(seen: Observed, cases: Iterable[TopicCase]) -> list[Action]:
     for full, reg in sorted(seen.registry.topics.items()):
         name = full.partition("/")[2]
         case = by_name.get(name)
-        if case is None or case.uid != reg.uuid:
+        if case is None or case.uid != reg.uuid or reg.phase != TopicPhase.ACTIVE:
             found.extend(_deletion(seen, name, reg, case))
     for case in by_name.values():
         reg_now = seen.registered(case.name)
@@ -317,6 +317,18 @@ def is_held(owner: Ownership) -> bool:
     return owner.drained_at is None and owner.given_up is None
 
 
+def has_lost_its_volume(seen: Observed, owner: Ownership) -> bool:
+    """Tell whether a worker came back with another volume than the one that holds a partition."""
+    successor = seen.registry.workers.get(owner.worker_id)
+    return successor is not None and owner.volume not in ("", successor.volume)
+
+
+def _may_come_back(seen: Observed, owner: Ownership) -> bool:
+    """Tell whether a worker that is away may be on its way back with its volume."""
+    claims = {worker_of_claim(claim["metadata"]["name"]) for claim in seen.cluster.claims}
+    return owner.worker_id in claims and not has_lost_its_volume(seen, owner)
+
+
 def word_of(manifest: Manifest) -> str:
     """Return what a person says of lost volumes."""
     annotations = manifest["metadata"].get("annotations") or {}
@@ -327,9 +339,10 @@ def accept_loss(seen: Observed, case: TopicCase, reg: RegisteredTopic | None) ->
     """Give up the partitions that `tidewater.dev/accept-loss` names, once for each new value.
 
     `"0,2"` or `"all"`, and anything behind a space (to make it new). Only partitions whose worker
-    is not there: one that is can be drained. One that has a session and does not answer is waited
-    for: a worker that died has one for some seconds more. `reg` is the topic that is registered
-    under the name; one that is only about to be has lost nothing yet.
+    is not there: one that is can be drained. Waited for, a minute at most, is one that has a
+    session and does not answer, since a worker that died has one for some seconds more; and, if
+    only "all" names it, one whose volume is there, since it may just be starting anew. `reg` is
+    the topic that is registered under the name; one that is only about to be has lost nothing yet.
     """
     word = word_of(case.manifest)
     known = None if reg is None else reg.accepted
@@ -339,21 +352,25 @@ def accept_loss(seen: Observed, case: TopicCase, reg: RegisteredTopic | None) ->
         return [AcceptLoss(case.name, case.uid, AcceptedLoss(word))]
     now_s = int(seen.now.timestamp())
     owners = seen.registry.owners.get(f"{seen.cluster.namespace}/{case.name}", {})
+    named = {part.strip() for part in word.split(" ")[0].split(",")}
     if known is None or known.word != word:
-        named = {part.strip() for part in word.split(" ")[0].split(",")}
         numbers = [n for n in sorted(owners) if "all" in named or str(n) in named]
         until_s = now_s + SILENT_S_MAX
     else:
         numbers, until_s = list(known.waits), known.until_s
     held = {n: owners[n] for n in numbers if n in owners and is_held(owners[n])}
     gone = [n for n, owner in held.items() if not owner.is_live]
+    waits = []
+    if now_s < until_s:
+        waits = [
+            n
+            for n, owner in held.items()
+            if (owner.is_live and owner.worker_id not in seen.reports)
+            or (n in gone and str(n) not in named and _may_come_back(seen, owner))
+        ]
+    gone = [n for n in gone if n not in waits]
     give_up, later = tuple(gone[:GIVEN_UP_MAX]), gone[GIVEN_UP_MAX:]
-    silent = [
-        n
-        for n, owner in held.items()
-        if owner.is_live and owner.worker_id not in seen.reports and now_s < until_s
-    ]
-    accepted = AcceptedLoss(word, tuple(sorted([*later, *silent])), until_s)
+    accepted = AcceptedLoss(word, tuple(sorted([*later, *waits])), until_s)
     if accepted == known:
         return []
     return [AcceptLoss(case.name, reg.uuid, accepted, give_up)]

@@ -1,12 +1,19 @@
 """The status of Subscriptions and Pools. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.names import ANNOTATION_LEFTOVER
 from tidewater_operator.conditions import TRUE, Told, fails, holds, merge, status_of, unknown
-from tidewater_operator.life import Refusal, SubscriptionCase, registered_spec
+from tidewater_operator.life import (
+    Refusal,
+    SubscriptionCase,
+    has_lost_its_volume,
+    is_held,
+    registered_spec,
+)
 from tidewater_operator.model.compare import container_of
 from tidewater_operator.model.names import (
     WORKER_CONTAINER,
@@ -309,6 +316,16 @@ def _scaling(seen: Observed, case: PoolCase) -> Told:
     return fails("Scaling", "Settled", f"{wanted} workers")
 
 
+def _lost(seen: Observed, case: PoolCase) -> Counter[str]:
+    """Count the partitions of workers that came back with another volume."""
+    return Counter(
+        owner.worker_id
+        for owners in seen.registry.owners.values()
+        for owner in owners.values()
+        if owner.worker_id in case.held and is_held(owner) and has_lost_its_volume(seen, owner)
+    )
+
+
 def _pool_degraded(seen: Observed, case: PoolCase) -> Told:
     if seen.registry.unreadable:
         places = ", ".join(seen.registry.unreadable[:5])
@@ -318,6 +335,11 @@ def _pool_degraded(seen: Observed, case: PoolCase) -> Told:
     if away:
         count = sum(case.held[worker] for worker in away)
         return holds("Degraded", "WorkerAway", f"{count} partitions wait for {', '.join(away[:5])}")
+    lost = _lost(seen, case)
+    if lost:
+        parts, workers = sum(lost.values()), ", ".join(sorted(lost)[:5])
+        message = f"{parts} partitions wait for a volume that {workers} came back without"
+        return holds("Degraded", "VolumeLost", message)
     marked = [claim for claim in claims_of(seen, case.name) if evidence_on(claim)]
     if marked:
         name, more = marked[0]["metadata"]["name"], len(marked) - 1

@@ -18,6 +18,7 @@ from tidewater_operator.life import (
     AcceptLoss,
     Action,
     Assign,
+    BeginDeletion,
     Refusal,
     SubscriptionCase,
     TopicCase,
@@ -48,6 +49,8 @@ STARTING_S: Final = 60
 """A worker whose pod is younger than this is expected to be there in a moment."""
 MOVES_MAX: Final = 16
 """Partitions of a pool that drain at the same time."""
+ENDS: Final = (BeginDeletion, UnregisterTopic, UnregisterSubscription)
+"""What ends something that is registered."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,13 @@ def plan(seen: Observed, settings: OperatorSettings) -> Plan:
 def takes_away(decided: Plan) -> bool:
     """Tell whether a plan lets go of something for good: a worker, its volume, what is registered.
 
-    Such a plan is made again on what etcd's majority says before anything of it is done.
+    Such a plan is made again, on what etcd's majority says and what is there after that, before
+    anything of it is done.
     """
     return bool(
         decided.drop_claims
         or decided.drop_pools
-        or any(isinstance(a, UnregisterTopic | UnregisterSubscription) for a in decided.registry)
+        or any(isinstance(action, ENDS) for action in decided.registry)
         or any(
             case.replicas < case.live_replicas
             for case in decided.pools

@@ -12,7 +12,7 @@ from typing import Final
 
 from tidewater_coordination.port import RegisteredTopic, Registry
 from tidewater_core.clock import Clock
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Invalid, Retryable, TidewaterError
 from tidewater_core.names import ANNOTATION_LEFTOVER
 from tidewater_operator.cluster.api import CLAIM, POOL, SECRET, Api, ApiRefused
 from tidewater_operator.cluster.events import Events
@@ -137,7 +137,8 @@ class Reconciler:
             unused_since=memory.unused_since,
             elsewhere=await self._elsewhere(name),
         )
-        seen, decided = await self._decide(seen)
+        seen, decided = await self._decide(seen, memory)
+        snapshot = seen.cluster
         _remember(memory, seen, decided)
         if full and not snapshot.is_terminating:
             await self._apply(seen, decided, memory)
@@ -168,16 +169,25 @@ class Reconciler:
         if memory.snapshot is not None:
             memory.last_words.see(memory.snapshot.topics)
 
-    async def _decide(self, seen: Observed) -> tuple[Observed, Plan]:
+    async def _decide(self, seen: Observed, memory: Memory) -> tuple[Observed, Plan]:
         """Return the plan, and what it was made on.
 
-        A watch that is behind may show a worker without what it holds by now: what cannot be undone
-        is decided on etcd's own word.
+        What cannot be undone is decided on etcd's own word, since a watch that is behind may show a
+        worker without what it holds by now; and on the objects as they are after that: what is
+        registered was there before it was, so that what is not there now is gone. Objects that were
+        looked at before another operator led, or before we were stopped, do not say so.
         """
         decided = plan(seen, self._settings)
         if not takes_away(decided):
             return seen, decided
-        seen = replace(seen, registry=await self._registries.ask(seen.cluster.namespace))
+        name = seen.cluster.namespace
+        registry = await self._registries.ask(name)
+        await self._look(name, memory)
+        if memory.snapshot is None:
+            raise Retryable("NamespaceGone", f"namespace {name} went meanwhile", 500)
+        seen = replace(
+            seen, registry=registry, cluster=memory.snapshot, retained=memory.last_words.retained
+        )
         return seen, plan(seen, self._settings)
 
     async def _elsewhere(self, name: str) -> Mapping[str, RegisteredTopic]:

@@ -8,7 +8,14 @@ from tidewater_coordination.port import Ownership, TopicPhase
 from tidewater_core.crd.topic import DeletionPolicy, TopicSpec
 from tidewater_operator.conditions import Told, fails, holds, merge, unknown
 from tidewater_operator.last_words import wants_table
-from tidewater_operator.life import TopicCase, accepted_word, is_held, pool_of, registered_spec
+from tidewater_operator.life import (
+    TopicCase,
+    accepted_word,
+    has_lost_its_volume,
+    is_held,
+    pool_of,
+    registered_spec,
+)
 from tidewater_operator.model.names import Manifest
 from tidewater_operator.observed import Observed, conditions_of
 from tidewater_operator.report import PartitionReport, RefusedReport, TopicFacts, topic_facts
@@ -149,8 +156,7 @@ def _spot(
         return Spot(number, owner, owner.worker_id, "Moving", message)
     if owner is not None and is_held(owner):
         worker = owner.worker_id
-        successor = seen.registry.workers.get(worker)
-        if successor is not None and owner.volume and successor.volume != owner.volume:
+        if has_lost_its_volume(seen, owner):
             message = (
                 f"partition {number}: {worker} came back with another volume; messages may be on "
                 f"the lost one alone. If it will not come back: annotate the topic with "

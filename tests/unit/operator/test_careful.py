@@ -181,6 +181,11 @@ def a_pass(world: World) -> None:
     world.now += timedelta(seconds=5)
 
 
+def a_minute(world: World) -> None:
+    for _ in range(14):
+        a_pass(world)
+
+
 def test_a_word_waits_for_the_session_of_a_dead_worker() -> None:
     """A worker that died has its session for ten seconds more, and answers nobody."""
     world = two_workers()
@@ -191,7 +196,7 @@ def test_a_word_waits_for_the_session_of_a_dead_worker() -> None:
     assert given_up(world) == []
     assert told(world) == "", "nothing was done yet"
     world.away.add("tidewater-default-1")
-    world.lose_volume("tidewater-default-1")
+    world.claims.discard("tidewater-default-1")
     a_pass(world)
     assert [world.owners["orders"][n].worker_id for n in given_up(world)] == ["tidewater-default-1"]
     assert told(world) == "all"
@@ -209,8 +214,41 @@ def test_a_word_about_a_worker_that_is_there_is_spent() -> None:
     a_pass(world)
     assert given_up(world) == [], "nobody asked for that"
     with_word(world, "all again")
-    a_pass(world)
+    a_minute(world)
     assert len(given_up(world)) == 1
+
+
+def test_all_is_not_said_of_a_worker_that_is_starting_anew() -> None:
+    """G1: its volume is there, with what was acknowledged and is not in the table yet."""
+    world = two_workers()
+    world.lose_volume("tidewater-default-1")
+    world.away.add("tidewater-default-0")
+    with_word(world, "all")
+    a_pass(world)
+    assert [world.owners["orders"][n].worker_id for n in given_up(world)] == ["tidewater-default-1"]
+    assert told(world) == "", "the other one is waited for"
+    world.away.clear()
+    a_minute(world)
+    assert len(given_up(world)) == 1
+    assert told(world) == "all"
+
+
+def test_a_worker_that_is_named_is_not_waited_for() -> None:
+    world = two_workers()
+    world.away.update(world.workers())
+    with_word(world, "1")
+    a_pass(world)
+    assert given_up(world) == [1]
+
+
+def test_a_pool_says_that_a_volume_is_lost() -> None:
+    world = two_workers()
+    world.lose_volume("tidewater-default-1")
+    seen = world.observed()
+    (case,) = plan(seen, SETTINGS).pools
+    told_of = {c["type"]: c for c in pool_status(seen, case, None, {})["conditions"]}["Degraded"]
+    assert (told_of["status"], told_of["reason"]) == ("True", "VolumeLost")
+    assert told_of["message"].startswith("1 partitions")
 
 
 def test_a_word_is_not_armed_for_ever_by_a_worker_that_never_answers() -> None:
@@ -230,7 +268,7 @@ def test_a_word_counts_for_a_topic_whose_new_spec_is_refused() -> None:
     world.topics["orders"]["spec"]["partitions"] = 1  # fewer: InvalidChange
     world.away.add("tidewater-default-1")
     with_word(world, "all")
-    a_pass(world)
+    a_minute(world)
     assert len(given_up(world)) == 1
     assert told(world) == "all"
 
@@ -249,9 +287,11 @@ def test_more_than_one_transaction_takes_is_given_up_in_turn() -> None:
     world.add_topic("orders", partitions=GIVEN_UP_MAX + 7)
     settle(world)
     world.away.add("tidewater-default-0")
+    world.claims.discard("tidewater-default-0")
     with_word(world, "all")
     a_pass(world)
     assert (len(given_up(world)), told(world)) == (GIVEN_UP_MAX, "")
+    world.claims.discard("tidewater-default-0")  # an empty one was made
     a_pass(world)
     assert (len(given_up(world)), told(world)) == (GIVEN_UP_MAX + 7, "all")
 

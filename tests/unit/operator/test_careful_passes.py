@@ -115,3 +115,36 @@ async def test_a_topic_that_was_made_again_is_not_forgotten_by_an_old_word(place
     asked = await place.registries.ask("shop")
     assert asked.topics["shop/orders"].uuid == uid
     assert set(asked.owners["shop/orders"]) == {0}, "G1: its messages are on that volume alone"
+
+
+async def test_what_another_operator_registered_is_not_ended_by_an_old_look(place: Place) -> None:
+    """G1: it led meanwhile; what it registered is there, though this one has not seen it yet."""
+    await served(place)
+    mine = place.memory
+    place.apply("Topic", "late", partitions=1, deletionPolicy="Delete")
+    place.apply("Subscription", "latecomer", topic="late")
+    await place.reconciler.run("shop", Memory(), full=True, figures=True)
+    await place.reconciler.run("shop", mine, full=False, figures=True)
+    registry = await place.registries.ask("shop")
+    assert registry.topics["shop/late"].phase is TopicPhase.ACTIVE
+    assert "shop/latecomer" in registry.subscriptions
+    # Once they are gone for good, one look is enough.
+    place.api.remove(TOPIC.replace("orders", "late"))
+    await place.reconciler.run("shop", mine, full=True, figures=True)
+    registry = await place.registries.ask("shop")
+    assert registry.topics["shop/late"].phase is TopicPhase.DELETING
+
+
+async def test_a_topic_that_is_there_does_not_stay_in_deletion(place: Place) -> None:
+    """Whatever began it, a registry that was restored, say: it is drained, and served again."""
+    await served(place)
+    worker = place.workers["tidewater-default-0"]
+    uid = place.api.objects[TOPIC]["metadata"]["uid"]
+    await worker.set_topic_phase("shop/orders", uid, TopicPhase.DELETING)
+    for number in (0, 1):
+        await worker.release("shop/orders", number, 1, drained_at=0)
+    for _ in range(4):
+        await place.registries.ask("shop")
+        await place.run()
+    registry = await place.registries.ask("shop")
+    assert registry.topics["shop/orders"].phase is TopicPhase.ACTIVE

@@ -40,6 +40,7 @@ class Leader:
     def __init__(self) -> None:
         self.gained = asyncio.Event()
         self.gained.set()
+        self.term = "1"
 
 
 def keepers(passes: Passes) -> Keepers:
@@ -93,6 +94,22 @@ async def test_objects_that_must_change_are_looked_at_at_once() -> None:
     passes.outcome = Outcome()
     await until(passes, done + 2)
     assert [full for _, full in passes.seen[done : done + 2]] == [False, True]
+    await group.close()
+
+
+async def test_who_leads_again_looks_at_all_objects() -> None:
+    """What it remembers is from before another one led, which may have registered topics."""
+    passes = Passes()
+    group = keepers(passes)
+    leader: Any = group.leadership
+    group.mark("shop")
+    await until(passes, 1)
+    group.mark("shop", full=False)
+    await until(passes, 2)
+    leader.term = "3"
+    group.mark("shop", full=False)
+    await until(passes, 3)
+    assert [full for _, full in passes.seen] == [True, False, True]
     await group.close()
 
 

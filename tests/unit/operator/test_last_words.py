@@ -223,6 +223,7 @@ class Leader:
     def __init__(self) -> None:
         self.gained = asyncio.Event()
         self.gained.set()
+        self.term = "1"
 
 
 async def test_what_a_watch_tells_reaches_the_next_pass() -> None:

@@ -4,6 +4,7 @@ Not a generated client: it would be a hundred times this size in memory, and non
 we apply. Every call has a time limit; a refusal carries what the API server said.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,6 +20,8 @@ from tidewater_operator.model.names import MANAGER, Manifest
 TIMEOUT_S: Final = 15.0
 PAGE: Final = 500
 CONNECTIONS_MAX: Final = 32
+TEXT_BYTES_MAX: Final = 1_000
+"""Of an answer that is no JSON, in an error."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,7 @@ class Api:
             async with self._session.request(
                 method, path, params=params, json=body, headers=headers
             ) as answer:
-                found: Any = await answer.json(content_type=None)
-                if answer.status < 400:
-                    return found if isinstance(found, dict) else {}
-                raise _refusal(answer.status, found)
+                return _object(answer.status, await answer.read(), f"{method} {path}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Retryable("ApiAway", f"{method} {path}: {error!r}", 1_000) from error
 
@@ -206,6 +206,20 @@ class Api:
         except ApiRefused as error:
             if error.code not in (404, 409):
                 raise
+
+
+def _object(code: int, body: bytes, what: str) -> Manifest:
+    """Return what was answered; a proxy, or a server that has too much to do, says it as text."""
+    found: Any = None
+    try:
+        found = json.loads(body) if body else {}
+    except ValueError as error:
+        if code < 400:
+            raise Retryable("ApiAway", f"{what}: the answer is no JSON", 1_000) from error
+        found = {"message": body[:TEXT_BYTES_MAX].decode(errors="replace").strip()}
+    if code < 400:
+        return found if isinstance(found, dict) else {}
+    raise _refusal(code, found)
 
 
 def _refusal(code: int, said: Any) -> TidewaterError:

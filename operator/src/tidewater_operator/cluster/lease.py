@@ -39,6 +39,8 @@ class Leadership:
         """When the API server last answered about it."""
         self.gained = asyncio.Event()
         """Set while we lead."""
+        self.term = ""
+        """Differs when another operator may have led meanwhile: what was seen before is old."""
 
     @property
     def is_ours(self) -> bool:
@@ -84,8 +86,7 @@ class Leadership:
                 "metadata": {"name": NAME, "namespace": self._namespace},
                 "spec": self._spec({}),
             }
-            await self._api.create(LEASE, self._namespace, manifest)
-            self._took(began)
+            self._took(began, await self._api.create(LEASE, self._namespace, manifest))
             return
         holder = str(found["spec"].get("holderIdentity") or "")
         version = str(found["metadata"].get("resourceVersion", ""))
@@ -99,12 +100,13 @@ class Leadership:
         changed = await self._api.replace(LEASE, self._namespace, found)
         self._seen = str(changed["metadata"].get("resourceVersion", ""))
         self._seen_at = began
-        self._took(began)
+        self._took(began, changed)
 
-    def _took(self, began: float) -> None:
+    def _took(self, began: float, lease: Manifest) -> None:
         if self.leader != self._identity:
             log.info("%s leads", self._identity)
         self.leader, self._renewed_at = self._identity, began
+        self.term = f"{lease['metadata'].get('uid')}/{lease['spec'].get('leaseTransitions')}"
 
     def _spec(self, before: Manifest) -> Manifest:
         now = format_micro_time(from_us(self._clock.now_us()))
