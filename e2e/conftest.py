@@ -89,7 +89,7 @@ def namespace(request: pytest.FixtureRequest, system: System) -> Iterator[Kubect
     begun = request.config.stash[BEGUN_KEY].pop(request.path.stem, None)
     within = begun or _new_namespace(system.kubectl, request.path.stem)
     yield within
-    within("delete", "namespace", within.namespace, "--wait=false")
+    within("delete", "namespace", within.namespace, "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Take away what was begun, if its module never came."""
     for within in session.config.stash[BEGUN_KEY].values():
-        within("delete", "namespace", within.namespace, "--wait=false")
+        within("delete", "namespace", within.namespace, "--ignore-not-found", "--wait=false")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -23,7 +23,7 @@ size = free.f_bavail * free.f_frsize - leave
 with open(path, "wb") as file:
     os.posix_fallocate(file.fileno(), 0, max(size, 1))
 """
-UNFILL = "import os, sys; os.unlink(sys.argv[1])"
+UNFILL = "import pathlib, sys; pathlib.Path(sys.argv[1]).unlink(missing_ok=True)"
 
 
 def delete_pod(kubectl: Kubectl, pod: str = WORKER_POD, *, grace: bool = True) -> bool:
@@ -195,4 +195,9 @@ def filled_volume(
     try:
         yield
     finally:
-        kubectl.python(pod, UNFILL, path)
+        wait_for(lambda: _freed(kubectl, pod, path), 60, "the volume to be freed")
+
+
+def _freed(kubectl: Kubectl, pod: str, path: str) -> bool:
+    kubectl.python(pod, UNFILL, path)
+    return True

@@ -35,6 +35,7 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 REPEATABLE = (
     {"get"}, {"apply"}, {"scale"}, {"rollout"}, {"wait"}, {"logs"},
     {"create", "token"}, {"patch", "--type=merge"}, {"annotate", "--overwrite"},
+    {"delete", "--ignore-not-found"}, {"drain"}, {"uncordon"},
 )  # fmt: skip
 """Words of commands that do no more the second time; the first is the verb."""
 UNREACHED = re.compile(

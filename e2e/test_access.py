@@ -10,7 +10,7 @@ import pytest
 from e2e import guarantees
 from e2e.install import System, create_namespace
 from e2e.kubectl import Kubectl, PortForward, wait_for
-from e2e.tenant import FLIGHT_PORT, POOL, forwarded, make_user, topic, wait_ready
+from e2e.tenant import FLIGHT_PORT, POOL, conditions, forwarded, make_user, topic, wait_ready
 from e2e.web import Door, get, insist, post, produce
 from tidewater_testing.web import Answer
 
@@ -27,6 +27,7 @@ class Town:
     """Two namespaces, and people with different rights in the first."""
 
     shop: Kubectl
+    bank: Kubectl
     door: Door
     """A worker of the shop, as its admin."""
     bank_door: Door
@@ -64,11 +65,11 @@ def town(namespace: Kubectl, system: System) -> Iterator[Town]:
     }
     with forwarded(namespace, tokens["admin"]) as door, forwarded(bank, tokens["banker"]) as other:
         produce(door, f"{namespace.namespace}/{TOPIC}", MESSAGES["messages"])
-        made = Town(namespace, door, other, tokens)
+        made = Town(namespace, bank, door, other, tokens)
         for ask, who in ((_produce, "producer"), (_read, "consumer")):
             wait_for(lambda ask=ask, who=who: ask(made, who).status == 200, 60, f"{who}'s right")  # type: ignore[misc]
         yield made
-    bank("delete", "namespace", bank.namespace, "--wait=false")
+    bank("delete", "namespace", bank.namespace, "--ignore-not-found", "--wait=false")
 
 
 def _produce(town: Town, who: str) -> Answer:
@@ -127,6 +128,20 @@ def test_another_namespace_by_its_own_worker(town: Town) -> None:
             assert b"for the shop alone" not in answer.body
 
 
+def test_another_namespace_by_its_table(town: Town) -> None:
+    """A Topic of the bank that names the shop's table is not served, and says why."""
+    theirs = f"{town.shop.namespace}.{TOPIC}"
+    town.bank.apply([topic("thief", partitions=1, table={"name": theirs})])
+    wait_for(
+        lambda: conditions(town.bank, "topic/thief")["Ready"]["reason"] == "ForeignTable",
+        60,
+        "the Topic to be refused",
+    )
+    path = f"/v1/{town.bank.namespace}/thief/messages?partition=0&offset=0"
+    assert _get(town.bank_door, path).status == 404
+    assert town.bank.get("topic", "thief")["status"].get("partitions", []) == []
+
+
 def test_metrics_and_reports(town: Town) -> None:
     """Names of topics are in there, too."""
     assert _get(town.as_("nobody"), "/healthz").status == 200
@@ -146,7 +161,7 @@ def test_metrics_and_reports(town: Town) -> None:
         text = _get(town.as_("viewer"), "/metrics").body
         assert f'namespace="{town.shop.namespace}"'.encode() in text
     finally:
-        town.shop("delete", "clusterrolebinding", scraper)
+        town.shop("delete", "clusterrolebinding", scraper, "--ignore-not-found")
 
 
 def test_flight_asks_too(town: Town) -> None:

@@ -119,7 +119,7 @@ def test_a_lost_volume_waits_for_a_persons_word(pair: Tenant) -> None:
     # History is readable all the time: what was in the table is not lost.
     assert _values(pair, lost[0]) == [f"before {lost[0]}"]
 
-    kubectl("annotate", "topic", "spread", f"tidewater.dev/accept-loss={lost[0]}")
+    kubectl("annotate", "topic", "spread", f"tidewater.dev/accept-loss={lost[0]}", "--overwrite")
     wait_for(lambda: _is_given_up(pair, lost[0]), TOLD_S_MAX, "a recorded gap")
     _wait_lost(pair)
     assert not _is_given_up(pair, lost[1]), "nobody gave up the other one"
@@ -156,8 +156,8 @@ def test_a_word_counts_once(pair: Tenant) -> None:
 
 def test_paused_objects_are_left_alone(pair: Tenant) -> None:
     kubectl = pair.kubectl
-    kubectl("annotate", "pool", "default", "tidewater.dev/paused=true")
-    kubectl("annotate", "topic", "spread", "tidewater.dev/paused=true")
+    kubectl("annotate", "pool", "default", "tidewater.dev/paused=true", "--overwrite")
+    kubectl("annotate", "topic", "spread", "tidewater.dev/paused=true", "--overwrite")
     for name in ("topic/spread", "pool/default"):
         kubectl("wait", name, "--for=condition=Paused", "--timeout=60s")
     kubectl.apply([topic("spread", partitions=PARTITIONS + 1)])
@@ -167,8 +167,8 @@ def test_paused_objects_are_left_alone(pair: Tenant) -> None:
     assert len(pair.workers()) == 2
     for number in range(PARTITIONS):
         _send(pair, number, "paused topics take messages")
-    kubectl("annotate", "pool", "default", "tidewater.dev/paused-")
-    kubectl("annotate", "topic", "spread", "tidewater.dev/paused-")
+    kubectl("annotate", "pool", "default", "tidewater.dev/paused-", "--overwrite")
+    kubectl("annotate", "topic", "spread", "tidewater.dev/paused-", "--overwrite")
     wait_for(lambda: len(pair.workers()) == 3, 90, "the third worker")
     wait_ready(kubectl, "topic/spread", "pool/default")
     wait_for(lambda: len(_partitions(pair)) == PARTITIONS + 1, 60, "one partition more")

@@ -144,7 +144,7 @@ def production(
             namespace("delete", "topics,pools", "--all", "--timeout=150s")
         finally:
             install_chart(system.kubectl, system.tag)
-    databases("delete", "namespace", databases.namespace, "--wait=false")
+    databases("delete", "namespace", databases.namespace, "--ignore-not-found", "--wait=false")
 
 
 def test_https_and_nothing_else(production: Production) -> None:
@@ -189,7 +189,7 @@ def test_another_certificate_without_a_restart(production: Production) -> None:
     pair = production.sign()
     production.write(pair)
     # The kubelet looks at a pod's volumes once a minute, or when the pod changes.
-    production.kubectl("annotate", "pods", *PODS, f"e2e/now={time.time()}")
+    production.kubectl("annotate", "pods", *PODS, f"e2e/now={time.time()}", "--overwrite")
     wanted = pair.cert.read_text().split()
 
     def shown(pod: str) -> list[str]:

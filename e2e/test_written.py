@@ -139,7 +139,7 @@ def test_a_person_and_the_clock_start_jobs(place: Place) -> None:
     kubectl.apply([topic("asked", partitions=1, table=flat, maintenance=upkept)])
     wait_ready(kubectl, "topic/asked")
     _send(place, name, 400)
-    kubectl("annotate", "topic/asked", "tidewater.dev/maintain=today")
+    kubectl("annotate", "topic/asked", "tidewater.dev/maintain=today", "--overwrite")
     last = place.last_run("asked", "Manual")
     assert last["outcome"] == "Succeeded", last
     assert place.maintenance("asked")["manual"] == "today", "once for each word"
@@ -226,7 +226,7 @@ def _model(place: Place) -> Object:
     made = [each["metadata"]["name"] for each in place.kubectl.get("jobs")["items"]]
     if JOB not in made:
         _send(place, place.tenant.topic, 100)
-        place.kubectl("annotate", "topic/orders", "tidewater.dev/maintain=audit")
+        place.kubectl("annotate", "topic/orders", "tidewater.dev/maintain=audit", "--overwrite")
         place.last_run("orders", "Manual")
     return place.kubectl.get("job", JOB)
 

@@ -110,6 +110,11 @@ class Witness:
         print(f"\nconditions judged at {count} of {len(seen.looks)} looks")
         assert count >= judged_min, f"only {count} of {len(seen.looks)} looks: {self.trouble}"
 
+    def wait_judged(self, count: int, timeout_s: float = 180.0) -> None:
+        """Wait until so many looks are worth judging: while operators go, few are."""
+        what = f"{count} looks that can be judged"
+        wait_for(lambda: truth.judged(self.seen()) >= count, timeout_s, what, interval_s=3.0)
+
     def wait_told(self, name: str, expected: Mapping[str, str], timeout_s: float = 90.0) -> None:
         """Wait until conditions of an object say this: `{"Ready": "False WorkerAway"}`."""
 

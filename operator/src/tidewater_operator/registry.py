@@ -261,8 +261,9 @@ class Registries:
         return await (await self.store(namespace)).ask_registry()
 
     async def elsewhere(self, namespace: str) -> dict[str, RegisteredTopic]:
-        """Return the topics of the other namespaces that are looked after, by full name."""
-        stores = [store for name, store in self._open.items() if name != namespace]
+        """Return the topics of this cluster's other namespaces, by full name."""
+        others = [name for name in await self.namespaces() if name != namespace]
+        stores = [await self.store(name) for name in others]
         return {found.topic: found for store in stores for found in await store.topics()}
 
     async def changed(self, namespace: str, since: int, timeout_s: float) -> int:

@@ -59,6 +59,14 @@ def events(place: Place) -> set[str]:
     return {one["reason"] for path, one in place.api.objects.items() if "/events/" in path}
 
 
+async def test_tables_of_namespaces_count_before_their_first_pass(make: MakePlace) -> None:
+    """With tables that may be anybody's: an operator that starts knows whose they are."""
+    first, anew = make(), make()
+    await served(first)
+    assert list(await anew.registries.elsewhere("bank")) == ["shop/orders"]
+    assert await anew.registries.elsewhere("shop") == {}
+
+
 # ---- another cluster
 
 
