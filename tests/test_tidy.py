@@ -261,6 +261,30 @@ def test_manifests_in_pages_are_valid() -> None:
                     assert load_manifests(block), name(path)
 
 
+def _pytest_commands(page: str) -> list[tuple[str, str]]:
+    """Return the files and the words of `-k` of each command in a page."""
+    found = re.findall(r"`pytest ([^`]*)`", page)
+    return [(files.strip(), words) for files, _, words in (each.partition(" -k ") for each in found)]
+
+
+def test_tests_of_the_track_record_are_there() -> None:
+    """A fault that no test finds again may come back."""
+    lost = []
+    for files, words in _pytest_commands((ROOT / "docs/track-record.md").read_text()):
+        paths = [ROOT / each.partition("::")[0] for each in files.split() if each[0] != "-"]
+        lost += [name(path) for path in paths if not path.exists()]
+        sources = [f for path in paths for f in ([path] if path.is_file() else path.rglob("*.py"))]
+        text = "\n".join(source.read_text() for source in sources if source.exists())
+        # Names of functions and ids of parameters; `5-60` is made of two of the latter.
+        sought = set(re.findall(r"[\w-]+", words)) - {"or", "and", "not"}
+        lost += [
+            f"{word} in {files}"
+            for word in sorted(sought)
+            if word not in text and not all(part in text for part in word.split("-"))
+        ]
+    assert lost == []
+
+
 def test_text_files_end_with_one_newline() -> None:
     wrong = [
         file
