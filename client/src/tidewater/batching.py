@@ -62,8 +62,22 @@ class _Group:
     def __init__(self) -> None:
         self.waiting: deque[tuple[Message, int, Done]] = deque()
         self.nbytes = 0
+        self.added = self.settled = 0
+        """Messages so far, and those of them that are answered: the oldest ones."""
+        self.moved = asyncio.Event()
         self.full = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+
+    def settle(self, count: int) -> None:
+        """Count messages that have their answer."""
+        self.settled += count
+        self.moved.set()
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many messages are answered, however many come behind them."""
+        while self.settled < count:
+            self.moved.clear()
+            await self.moved.wait()
 
 
 class Batches:
@@ -77,8 +91,6 @@ class Batches:
         self._bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._hurry = False
         self._has_asked = False
         self._failed: TidewaterError | None = None
@@ -101,8 +113,8 @@ class Batches:
             group = self._groups[number] = _Group()
         group.waiting.append((message, nbytes, done))
         group.nbytes += nbytes
+        group.added += 1
         self._bytes += nbytes
-        self._idle.clear()
         if self._bytes >= self._options.pending_bytes_max:
             self._room.clear()
         if self._is_full(group):
@@ -114,14 +126,19 @@ class Batches:
             group.task = asyncio.ensure_future(self._run(group))
 
     async def flush(self) -> None:
-        """Send what is there without waiting for more; raise the first error since the last."""
+        """Send what is there without waiting for more; raise the first error since the last.
+
+        What others post meanwhile is not waited for: they may never stop.
+        """
+        there = [(group, group.added) for group in self._groups.values()]
         self._hurry = True
-        for group in self._groups.values():
+        for group, _ in there:
             group.full.set()
             if group.waiting:
                 self._begin(group)
         try:
-            await self._idle.wait()
+            for group, added in there:
+                await group.reach(added)
         finally:
             self._hurry = False
         failed, self._failed = self._failed, None
@@ -150,8 +167,6 @@ class Batches:
             group.task = None
             if is_cut_short:
                 self._begin(group)
-            elif not any(other.waiting or other.task for other in self._groups.values()):
-                self._idle.set()
 
     async def _send_all(self, group: _Group) -> None:
         """Send what waits for a partition, one request after the other."""
@@ -175,6 +190,7 @@ class Batches:
             try:
                 await self._send(taken)
             finally:
+                group.settle(len(taken))
                 self._bytes -= nbytes
                 if self._bytes < self._options.pending_bytes_max:
                     self._room.set()

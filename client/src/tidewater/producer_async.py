@@ -19,7 +19,7 @@ from tidewater.transport import TIMEOUT_S
 from tidewater.transport_async import AsyncTransport, PipelinedConnection, connect
 from tidewater.wire import Ack, Message, Produced
 from tidewater_core.clock import IdSource, SystemIds
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_core.names import TopicName
 
 if TYPE_CHECKING:
@@ -241,9 +241,12 @@ class AsyncProducer:
         """
         if self._batches is None:
             self._batches = Batches(self, self._batching)
+        batches = self._batches
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
-        await self._batches.room()
-        self._batches.add(Message(value, key, headers), partial(_settle, future))
+        await batches.room()
+        if self._batches is not batches:
+            raise Invalid("Closed", "the producer is closed")
+        batches.add(Message(value, key, headers), partial(_settle, future))
         return future
 
     async def flush(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from tidewater import wire
-from tidewater.errors import OutcomeUnknown, Overloaded, Retryable, TidewaterError
+from tidewater.errors import OutcomeUnknown, Retryable, TidewaterError
 from tidewater.http1 import request_bytes
 from tidewater.origin import Origin
 from tidewater.routing import Routes
@@ -68,8 +68,12 @@ class Batch:
         return self.keys is not None and all(key is None for key in self.keys)
 
     def last_word(self, error: TidewaterError) -> TidewaterError:
-        """Return what to raise when it is given up: the last error is about the last attempt."""
-        if self.is_unanswered and isinstance(error, (Retryable, Overloaded)):
+        """Return what to raise when it is given up: the last error is about the last attempt.
+
+        Also a refusal: a token that has run out since, or a proxy's 404, says nothing of the copy
+        that may be stored, and a batch that is divided for it would be stored twice (G8).
+        """
+        if self.is_unanswered and not isinstance(error, OutcomeUnknown):
             said = f"{error.message}; an attempt before got no answer"
             return OutcomeUnknown(error.reason, said, error.retry_after_ms)
         return error

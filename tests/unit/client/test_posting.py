@@ -17,6 +17,7 @@ from tidewater_core.names import TopicName
 
 WAIT_S = 20.0
 A_WHILE_S = 0.3
+PAUSE_S = 0.01
 
 
 class Worker:
@@ -27,11 +28,16 @@ class Worker:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.faults: list[Exception] = []
+        self.takes_s = 0.0
+        self.while_it_takes: Callable[[], object] | None = None
 
     async def send(self, messages: list[Message]) -> Produced:
         if self.faults:
             raise self.faults.pop(0)
         self.sent += messages
+        if self.while_it_takes is not None:
+            self.while_it_takes()
+        await asyncio.sleep(self.takes_s)
         while not self.may_answer.is_set():
             await asyncio.sleep(0.01)
         return Produced([Ack(0, 0, len(messages))])
@@ -189,3 +195,43 @@ def test_a_flush_waits_for_what_was_posted_while_another_thread_woke_the_loop(
     in_time(posting.flush)
     assert mine.done()
     other.join(WAIT_S)
+
+
+@pytest.mark.parametrize("key", [None, b"of another partition"])
+def test_a_flush_waits_for_nothing_that_is_posted_after(
+    worker: Worker, posting: Posting, monkeypatch: pytest.MonkeyPatch, key: bytes | None
+) -> None:
+    monkeypatch.setattr(AsyncProducer, "group_of", lambda _, key: 0 if key is None else 1)
+    worker.takes_s = PAUSE_S
+    worker.while_it_takes = lambda: posting.post(Message(b"another's", key))
+    posting.post(Message(b"another's", key))
+    mine = posting.post(Message(b"mine"))
+    try:
+        in_time(posting.flush)
+        assert mine.done()
+    finally:
+        worker.while_it_takes = None
+
+
+def test_a_flush_waits_for_all_that_was_posted_before(worker: Worker, posting: Posting) -> None:
+    worker.takes_s = PAUSE_S
+    sent = [posting.post(Message(b"%d" % i)) for i in range(3 * BatchOptions().rows_max)]
+    in_time(posting.flush)
+    assert all(each.done() for each in sent)
+
+
+async def test_who_waits_for_room_when_the_producer_is_closed_is_told(worker: Worker) -> None:
+    options = BatchOptions(pending_bytes_max=1)
+    producer = AsyncProducer(Origin("127.0.0.1", 1), TopicName("a", "b"), batching=options)
+    worker.may_answer.clear()
+    first = await producer.post(b"1")
+    behind = asyncio.create_task(producer.post(b"2"))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    worker.may_answer.set()
+    await closing
+    assert first.done()
+    with pytest.raises(Invalid, match="the producer is closed"):
+        await behind
+    assert [message.value for message in worker.sent] == [b"1"]

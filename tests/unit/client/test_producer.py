@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from scripted_http import HANG_UP, RESET, Handler, Request, Server, answer
+from tidewater.batching import Batches, BatchOptions
 from tidewater.producer import Producer
 from tidewater.producer_async import AsyncProducer
 from tidewater.retry import NO_RETRY, RetryPolicy
@@ -134,6 +135,46 @@ def test_what_a_person_must_change_is_not_sent_again(
     with Transport(server.origin) as transport, pytest.raises(kind):
         Producer(transport, "a/b", retry=FAST).send(b"x")
     assert len(server.requests) == 1
+
+
+REFUSALS = [
+    unavailable(401, "TokenExpired"), unavailable(404, "Http404"), unavailable(409, "C"),
+    unavailable(413, "TooLarge"), unavailable(500, "Corrupt"),
+]  # fmt: skip
+"""What a proxy, or a token that has run out, may say of a batch that was stored unheard."""
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_does_not_speak_for_an_attempt_without_an_answer(
+    serve: Serve, refusal: bytes
+) -> None:
+    """G8: whoever takes it for not stored sends it again, as another one."""
+    said = json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["reason"]
+    topic = Topic({0: HANG_UP, 1: refusal})
+    with (
+        Transport(serve(topic).origin) as transport,
+        pytest.raises(OutcomeUnknown, match=f"{said}: m; an attempt before got no answer"),
+    ):
+        Producer(transport, "a/b", retry=FAST).send(b"x")
+    assert topic.bodies == [b"x"]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_nor_with_asyncio_where_no_batch_is_divided_for_it(
+    serve: Serve, refusal: bytes
+) -> None:
+    topic = Topic({0: HANG_UP, 1: refusal})
+    server = serve(topic)
+    producer = AsyncProducer(server.origin, "a/b", retry=FAST)
+    producer._batches = Batches(producer, BatchOptions(linger_s=0.05))
+    producer._batches._has_asked = True
+    sent = [await producer.post(b"%d" % i) for i in range(4)]
+    with pytest.raises(OutcomeUnknown, match="an attempt before got no answer"):
+        await producer.flush()
+    assert {type(each.exception()) for each in sent} == {OutcomeUnknown}
+    stored = [json.loads(body)["messages"] for body in topic.bodies]
+    assert len(stored) == 1, "G8: halves of a batch that may be stored are stored again"
+    await producer.close()
 
 
 def test_retries_end(serve: Serve) -> None:
