@@ -230,6 +230,15 @@ class Coordination(Protocol):
     async def set_assignment(self, topic: str, partitions: Mapping[int, str]) -> None:
         """Say which worker should have which partition of a topic (the whole topic)."""
 
+    async def assign(
+        self, topic: str, partition: int, worker_id: str, others: Mapping[int, str]
+    ) -> None:
+        """Say which worker should have one partition; what is assigned of the rest stays.
+
+        Decided on what the store has when it is written, not on what this worker has heard of.
+        `others`: for those of the rest that are assigned to nobody.
+        """
+
     async def topics(self) -> list[RegisteredTopic]:
         """Return every topic, by name."""
 

@@ -155,6 +155,14 @@ def undrained(owners: Mapping[int, Ownership]) -> list[Ownership]:
     ]
 
 
+def reassigned(
+    known: Mapping[int, str] | None, partition: int, worker_id: str, others: Mapping[int, str]
+) -> dict[int, str]:
+    """Return a topic's assignment with one partition given to a worker, and the rest as it was."""
+    wanted = {**others, **(known or {}), partition: worker_id}
+    return dict(sorted(wanted.items()))
+
+
 def held(topic: str, partition: int, found: Ownership | None, epoch: int) -> Ownership:
     """Return the record if it has `epoch`; raise `Fenced` otherwise."""
     if found is None or found.epoch != epoch:

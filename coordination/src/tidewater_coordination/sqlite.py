@@ -30,7 +30,15 @@ from tidewater_coordination.port import (
     WorkerInfo,
 )
 from tidewater_coordination.session import SessionKeeper
-from tidewater_coordination.sqlite_schema import SCHEMA, TOPICS, bump, put_owner, topic_of
+from tidewater_coordination.sqlite_schema import (
+    SCHEMA,
+    TOPICS,
+    assignment_of,
+    bump,
+    put_assignment,
+    put_owner,
+    topic_of,
+)
 from tidewater_core.clock import IdSource, SystemIds
 from tidewater_core.errors import Retryable
 
@@ -326,17 +334,23 @@ class SqliteCoordination:
 
     async def set_assignment(self, topic: str, partitions: Mapping[int, str]) -> None:
         """Say which worker should have which partition of a topic."""
-        workers = msgspec.json.encode(dict(sorted(partitions.items()))).decode()
 
         def change() -> None:
             with self._change() as db:
-                changed = db.execute(
-                    "INSERT INTO assignments VALUES (?, ?) ON CONFLICT (topic) DO UPDATE "
-                    "SET workers = excluded.workers WHERE workers IS NOT excluded.workers",
-                    (topic, workers),
-                ).rowcount
-                if changed:
-                    bump(db)
+                put_assignment(db, topic, partitions)
+
+        await self._call(change)
+
+    async def assign(
+        self, topic: str, partition: int, worker_id: str, others: Mapping[int, str]
+    ) -> None:
+        """Say which worker should have one partition; the rest stays."""
+
+        def change() -> None:
+            with self._change() as db:
+                known = assignment_of(db, topic)
+                wanted = rules.reassigned(known, partition, worker_id, others)
+                put_assignment(db, topic, wanted)
 
         await self._call(change)
 

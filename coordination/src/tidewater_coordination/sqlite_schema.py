@@ -1,7 +1,10 @@
 """The tables of the embedded store, and what several of its calls do to them."""
 
 import sqlite3
+from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from tidewater_coordination import rules
 from tidewater_coordination.port import Ownership, RegisteredTopic, TopicPhase
@@ -55,3 +58,22 @@ def put_owner(db: sqlite3.Connection, topic: str, record: Ownership) -> None:
         (topic, record.partition, rules.record_of(record).decode()),
     )
     bump(db)
+
+
+def assignment_of(db: sqlite3.Connection, topic: str) -> dict[int, str]:
+    """Read which worker should have which partition of a topic."""
+    query = "SELECT workers FROM assignments WHERE topic = ?"
+    row = db.execute(query, (topic,)).fetchone()
+    return {} if row is None else msgspec.json.decode(row[0], type=dict[int, str])
+
+
+def put_assignment(db: sqlite3.Connection, topic: str, partitions: Mapping[int, str]) -> None:
+    """Write an assignment; one that is there already is no change."""
+    workers = msgspec.json.encode(dict(sorted(partitions.items()))).decode()
+    changed = db.execute(
+        "INSERT INTO assignments VALUES (?, ?) ON CONFLICT (topic) DO UPDATE "
+        "SET workers = excluded.workers WHERE workers IS NOT excluded.workers",
+        (topic, workers),
+    ).rowcount
+    if changed:
+        bump(db)

@@ -28,8 +28,8 @@ class Store:
         self.given_up.append(partition)
         return SimpleNamespace(volume="volume-a")
 
-    async def set_assignment(self, _topic: str, partitions: dict[int, str]) -> None:
-        self.assigned = partitions
+    async def assign(self, _topic: str, number: int, to: str, others: dict[int, str]) -> None:
+        self.assigned = {**others, number: to}
 
 
 class Topic:

@@ -82,6 +82,25 @@ async def test_registry(make: Make, topic: str) -> None:
     assert "shop/s" not in left.subscriptions
 
 
+async def test_one_partition_is_assigned_and_the_rest_stays(make: Make, topic: str) -> None:
+    a, b = await join(make, "a"), await join(make, "b")
+    await a.assign(topic, 1, "b", {0: "a"})
+    await b.assign(topic, 0, "b", {0: "gone", 2: "a"})  # whatever b has heard of by now
+    wanted = {0: "b", 1: "b", 2: "a"}
+    assert (await b.registry()).assignments[topic] == wanted
+    version = (await b.registry()).version
+    await b.assign(topic, 0, "b", {})
+    assert await b.changed(version, 0.2) == version, "nothing was changed"
+    every = range(3, 12)
+    await asyncio.gather(*((a, b)[n % 2].assign(topic, n, f"w{n}", {}) for n in every))
+    wanted |= {number: f"w{number}" for number in every}
+    for store in (a, b):
+        registry = await store.registry()
+        while registry.assignments[topic] != wanted:
+            assert await store.changed(registry.version, 5) != registry.version, "a move is lost"
+            registry = await store.registry()
+
+
 async def test_a_topic_goes_through_its_life_once(make: Make, topic: str) -> None:
     store, other = make(), make()
     await store.start()

@@ -171,13 +171,35 @@ class EtcdCoordination:
         return await self._register(self._keys.subscription(name), wanted)
 
     async def _register(self, key: bytes, wanted: Named) -> Named:
+        def decide(known: Named | None) -> Named:
+            if known is None:
+                return wanted
+            return msgspec.structs.replace(known, spec=wanted.spec)
+
+        record = await self._change(key, type(wanted), decide)
+        assert record is not None
+        return record
+
+    async def set_topic_phase(self, topic: str, uuid: str, phase: TopicPhase) -> bool:
+        """Move a topic on in its life; False if there is none of that uuid."""
+
+        def decide(known: RegisteredTopic | None) -> RegisteredTopic | None:
+            if known is None or known.uuid != uuid:
+                return None
+            return rules.moved_on(known, phase)
+
+        return await self._change(self._keys.topic(topic), RegisteredTopic, decide) is not None
+
+    async def _change(
+        self, key: bytes, kind: type[Record], decide: Callable[[Record | None], Record | None]
+    ) -> Record | None:
+        """Read a record, decide, and write it if nothing has changed since; None: leave it."""
         for _ in range(ROUNDS_MAX):
             found = (await self.client.range(key)).kvs
-            if found:
-                known = _read(found[0], type(wanted))
-                if known.spec == wanted.spec:
-                    return known
-                wanted = msgspec.structs.replace(known, spec=wanted.spec)
+            known = _read(found[0], kind) if found else None
+            wanted = decide(known)
+            if wanted is None or wanted == known:
+                return wanted
             answer = await self.client.txn(
                 [wire.is_at(key, found[0].mod_revision if found else 0)],
                 [wire.put(key, msgspec.json.encode(wanted))],
@@ -185,26 +207,6 @@ class EtcdCoordination:
             if answer.succeeded:
                 await self._mirror.reaches(answer.revision, CATCH_UP_S)
                 return wanted
-        raise _contended(key)
-
-    async def set_topic_phase(self, topic: str, uuid: str, phase: TopicPhase) -> bool:
-        """Move a topic on in its life; False if there is none of that uuid."""
-        key = self._keys.topic(topic)
-        for _ in range(ROUNDS_MAX):
-            found = (await self.client.range(key)).kvs
-            known = _read(found[0], RegisteredTopic) if found else None
-            if known is None or known.uuid != uuid:
-                return False
-            wanted = rules.moved_on(known, phase)
-            if wanted == known:
-                return True
-            answer = await self.client.txn(
-                [wire.is_at(key, found[0].mod_revision)],
-                [wire.put(key, msgspec.json.encode(wanted))],
-            )
-            if answer.succeeded:
-                await self._mirror.reaches(answer.revision, CATCH_UP_S)
-                return True
         raise _contended(key)
 
     async def unregister_topic(self, topic: str, *, keep_cursors: bool = False) -> None:
@@ -240,6 +242,16 @@ class EtcdCoordination:
         """Say which worker should have which partition of a topic."""
         value = msgspec.json.encode(dict(sorted(partitions.items())))
         await self._write(wire.put(self._keys.assignment(topic), value))
+
+    async def assign(
+        self, topic: str, partition: int, worker_id: str, others: Mapping[int, str]
+    ) -> None:
+        """Say which worker should have one partition; the rest stays."""
+        await self._change(
+            self._keys.assignment(topic),
+            dict[int, str],
+            lambda known: rules.reassigned(known, partition, worker_id, others),
+        )
 
     async def _write(self, *operations: bytes) -> None:
         answer = await self.client.txn([], operations)

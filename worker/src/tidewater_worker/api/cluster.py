@@ -76,13 +76,10 @@ async def _assign(
 ) -> None:
     registry = await coordination.registry()
     found = _check_worker(registry, node, topic, partition, to)
-    assigned = dict(registry.assignments.get(topic, {}))
-    for number in range(found.spec.partitions):
-        owner = registry.owners.get(topic, {}).get(number)
-        if number not in assigned and owner is not None:
-            assigned[number] = owner.worker_id  # the others stay where they are
-    assigned[partition] = to
-    await coordination.set_assignment(topic, assigned)
+    # What is assigned to nobody stays where it is.
+    owners = registry.owners.get(topic, {})
+    others = {n: owners[n].worker_id for n in range(found.spec.partitions) if n in owners}
+    await coordination.assign(topic, partition, to, others)
 
 
 def _check_worker(registry: Registry, node: Node, topic: str, partition: int, to: str) -> Topic:
