@@ -30,7 +30,7 @@ TLS_SECRET = "tidewater-tls"
 ETCD_SECRET = "e2e-etcd-client"
 LEASE_S = 5.0
 """As e2e installs the chart."""
-BUSY_S = 5.0
+BUSY_S = 10.0
 """A renewal that was not seen, and what a busy machine takes."""
 PODS = ("tidewater-default-0", "tidewater-default-1")
 CA = "/etc/tidewater/tls/ca.crt"

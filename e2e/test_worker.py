@@ -18,7 +18,7 @@ from tidewater_testing.evidence import Evidence
 from tidewater_testing.traffic import Record
 
 READY_S_MAX = 5.0
-STARTS_MAX = 3
+STARTS_MAX = 8
 pytestmark = pytest.mark.timeout(420)
 
 

@@ -263,8 +263,8 @@ def test_manifests_in_pages_are_valid() -> None:
 
 def _pytest_commands(page: str) -> list[tuple[str, str]]:
     """Return the files and the words of `-k` of each command in a page."""
-    found = re.findall(r"`pytest ([^`]*)`", page)
-    return [(files.strip(), words) for files, _, words in (each.partition(" -k ") for each in found)]
+    found = [each.partition(" -k ") for each in re.findall(r"`pytest ([^`]*)`", page)]
+    return [(files.strip(), words) for files, _, words in found]
 
 
 def test_tests_of_the_track_record_are_there() -> None:

@@ -82,9 +82,10 @@ def test_a_second_worker_on_the_same_log_is_refused(tmp_path: Path) -> None:
         try:
             second.start(wait=False)
             wait_until(second.answers, 30, "the second worker to listen")
-            answer = second.post(f"/v1/{TOPIC}/messages", '{"messages": [{"value": "x"}]}')
-            assert answer.status == 409, answer.body
-            assert answer.reason == "LogLocked"
+            path, body = f"/v1/{TOPIC}/messages", '{"messages": [{"value": "x"}]}'
+            # Until it has tried the lock it says that the partition is being opened.
+            wait_until(lambda: second.post(path, body).reason == "LogLocked", 30, "its refusal")
+            assert second.post(path, body).status == 409
             answer = first.post(f"/v1/{TOPIC}/messages", '{"messages": [{"value": "x"}]}')
             assert answer.status == 200, "G5 One owner: the first owner was disturbed"
             first.flush(TOPIC)

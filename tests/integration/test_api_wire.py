@@ -11,6 +11,8 @@ import pytest
 from tidewater_testing.parts.worker import Worker
 
 WAIT_S = 10.0
+SILENCE_S = 1.0
+"""Behind an answer: that all is said."""
 UNREAD_BYTES_MAX = 24 * 1024 * 1024
 """More than the kernel keeps for both sides."""
 PRODUCE = "/v1/shop/single/messages"
@@ -34,10 +36,10 @@ def _talk(worker: Worker, *packets: bytes) -> bytes:
         for packet in packets:
             connection.sendall(packet)
             time.sleep(0.05)
-        connection.settimeout(1.0)
         with suppress(TimeoutError, ConnectionResetError):
             while piece := connection.recv(65_536):
                 said += piece
+                connection.settimeout(SILENCE_S)
     return said
 
 

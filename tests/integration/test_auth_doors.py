@@ -482,6 +482,7 @@ def test_the_port_speaks_tls_only(worker: SecuredWorker) -> None:
 
 
 def test_refusals_are_in_the_log(worker: SecuredWorker) -> None:
+    assert worker.ask("GET", "/v1/shop/orders", "neighbour-token").status == 403
     text = (worker.directory / "worker.log").read_text()
     assert 'denied: user "neighbour" may not' in text
     for token in ACCOUNTS:

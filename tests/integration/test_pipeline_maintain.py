@@ -14,6 +14,7 @@ import pytest
 
 from tidewater_testing.parts.worker import Worker, topic_manifest
 from tidewater_testing.process import wait_until
+from tidewater_testing.spark import within_one_hour
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
 
@@ -30,6 +31,7 @@ SMALL = ("--master", "local[1]", "--memory", "700m", "--conf", "spark.sql.shuffl
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Start a worker with a topic that has many small files."""
     with Worker(tmp_path_factory.mktemp("maintain"), [topic_manifest(TOPIC, QUICK)]) as part:
+        within_one_hour()
         for number in range(12):
             messages = [{"key": f"k{n}", "value": f"{number}-{n}"} for n in range(10)]
             answer = part.post(f"/v1/{TOPIC}/messages", json.dumps({"messages": messages}))

@@ -5,13 +5,15 @@ a pytest that was killed with -9 leaves nothing running.
 """
 
 import ctypes
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +21,8 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LOG_TAIL_BYTES = 4_000
+PORTS = range(10_000, 32_000)
+"""Below those that the kernel hands out."""
 
 
 class PartFailedError(RuntimeError):
@@ -36,16 +40,30 @@ def die_with_parent(parent_pid: int) -> Callable[[], None]:
     return arm
 
 
+def _ports_of_this_process() -> Iterator[int]:
+    """Give ports one after the other: those that are chosen for a part come back last.
+
+    Who asks the kernel for any free port (`bind` to 0, or a client that connects) gets others, and
+    so does the other process of a test run: nobody takes a port before its part has it.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    mine = PORTS[process % 2 :: 2]
+    begin = os.getpid() * 37 % len(mine)
+    return itertools.cycle((*mine[begin:], *mine[:begin]))
+
+
+_PORTS = _ports_of_this_process()
+
+
 def free_ports(count: int) -> list[int]:
     """Return `count` different TCP ports of the loopback that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:  # all are held until the last is chosen, so they differ
-            held.bind(("127.0.0.1", 0))
-        return [int(held.getsockname()[1]) for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 def wait_until(

@@ -1,6 +1,7 @@
 """A small Spark for the tests of the pipeline's jobs."""
 
 import gc
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from tidewater_pipeline.settings import SparkSettings
 from tidewater_testing.process import wait_until
 
 READY_S: Final = 60.0
+HOUR_S: Final = 3_600.0
+HOUR_LEFT_S: Final = 60.0
 SPARK_MARKS: Final = (
     pytest.mark.slow,
     pytest.mark.java,
@@ -23,6 +26,13 @@ SPARK_MARKS: Final = (
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 )
+
+
+def within_one_hour() -> None:
+    """Wait for the next hour, if this one is about to end: tables have partitions by the hour."""
+    left_s = HOUR_S - time.time() % HOUR_S
+    if left_s < HOUR_LEFT_S:
+        time.sleep(left_s + 0.5)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Messages without a key go to partitions that are there, and no batch is stored twice for it."""
 
 import asyncio
+import itertools
 import json
+import uuid
 import zlib
 from collections.abc import Callable
 
@@ -14,11 +16,22 @@ from tidewater.retry import RetryPolicy
 from tidewater.transport import Transport
 from tidewater.ways import Ways
 from tidewater.wire import Message
+from tidewater_core.clock import SystemIds
 from tidewater_core.errors import OutcomeUnknown, Retryable
 
 Serve = Callable[[Handler], Server]
 FAST = RetryPolicy(attempts_max=6, wait_ms_min=1, wait_ms_max=2)
 PARTITIONS = 4
+
+
+class Ids(SystemIds):
+    """Draws names whose partitions are 3, 3 again, 2, and so on: a bad draw is among them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1, 2)
+
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(int=next(self._numbers))
 
 
 class Cluster:
@@ -81,7 +94,7 @@ def test_unkeyed_batches_go_where_somebody_is(serve: Serve, reason: str, direct:
     cluster = Cluster(set(), reason=reason)
     with Transport(serve(cluster).origin) as transport:
         ways = Ways(transport) if direct else None
-        producer = Producer(transport, "a/b", retry=FAST, ways=ways)
+        producer = Producer(transport, "a/b", retry=FAST, ways=ways, ids=Ids())
         producer.send(b"before")
         cluster.away = {home(cluster)}
         for number in range(3):
@@ -97,7 +110,7 @@ def test_a_batch_that_may_be_stored_stays_what_it_is(serve: Serve) -> None:
     """G8: its first copy is with the owner that is away."""
     cluster = Cluster(set())
     with Transport(serve(cluster).origin) as transport:
-        producer = Producer(transport, "a/b", retry=FAST)
+        producer = Producer(transport, "a/b", retry=FAST, ids=Ids())
         producer.send(b"before")
         cluster.away, cluster.lost = {home(cluster)}, [1]
         with pytest.raises(OutcomeUnknown, match="OwnerAway"):
@@ -123,7 +136,7 @@ def test_keys_and_chosen_partitions_wait(serve: Serve, pinned: bool) -> None:
 async def test_so_does_the_asyncio_producer(serve: Serve) -> None:
     cluster = Cluster(set())
     server = serve(cluster)
-    producer = AsyncProducer(server.origin, "a/b", retry=FAST, in_flight_max=8)
+    producer = AsyncProducer(server.origin, "a/b", retry=FAST, in_flight_max=8, ids=Ids())
     await producer.send(b"before")
     cluster.away = {home(cluster)}
     await asyncio.gather(*(producer.send(b"%d" % i) for i in range(30)))
