@@ -1,5 +1,6 @@
 """A crash between a dead letter and its acknowledgement: perhaps twice, never lost (G4)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import SubscriptionSpec
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_worker.dispatch.cursor import (
@@ -20,6 +22,7 @@ from tidewater_worker.dispatch.deadletter import DeadLetters, _letters
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.part import Part, policy_of
 from tidewater_worker.dispatch.policy import Leased
+from tidewater_worker.dispatch.store import ProgressStore
 from tidewater_worker.dispatch.window import Piece
 from tidewater_worker.log.group import Rows
 from tidewater_worker.ports import PartitionState
@@ -139,3 +142,55 @@ def test_headers_without_a_value_do_not_keep_a_letter_back() -> None:
     letters = _letters(pa.RecordBatch.from_pylist([row], SCHEMA), topic, [{"c": "2"}])
     assert isinstance(letters, Rows)
     assert letters.headers == [[("b", "1"), ("c", "2")]]
+
+
+class Cursors:
+    """A store of progress that takes its time."""
+
+    def __init__(self) -> None:
+        self.stored: dict[CursorKey, bytes] = {}
+
+    async def load_cursors(self, subscription: str, topic: str) -> dict[int, bytes]:
+        await asyncio.sleep(0)
+        wanted = (subscription, topic)
+        return {key.partition: data for key, data in self.stored.items() if key[:2] == wanted}
+
+    async def store_cursors(self, items: Any, epochs: Any = None) -> None:
+        await asyncio.sleep(0.01)
+        self.stored |= items
+
+
+class Graves(DeadLetters):
+    """A dead-letter topic with ten letters of each subscription."""
+
+    async def _origins(  # type: ignore[override]
+        self, _of: Any, _topic: Any, _partition: Any, begin: int, limit: int
+    ) -> tuple[list[int], int]:
+        found = list(range(begin, min(begin + limit, 10)))
+        return found, begin + len(found)
+
+
+async def test_replays_at_once_go_on_where_the_other_has_ended() -> None:
+    log = SimpleNamespace(start=0)
+    partition = SimpleNamespace(
+        number=0, epoch=7, is_elsewhere=False, table=log, readable=lambda: log
+    )
+    graves = SimpleNamespace(name="shop/graves", uuid="t", state=None, partitions={0: partition})
+    node: Any = SimpleNamespace(topic=lambda *_: graves)
+    cursors: Any = Cursors()
+    letters = Graves(node, ProgressStore(cursors), cursors)
+    restored: dict[str, list[int]] = {"shop/s": [], "shop/other": []}
+
+    def subscription(name: str) -> Any:  # another object for each request
+        async def restore(origins: list[int]) -> tuple[int, int]:
+            await asyncio.sleep(0.01)
+            restored[name] += origins
+            return len(origins), 0
+
+        return SimpleNamespace(name=name, uuid="u", spec=SPEC, restore=restore)
+
+    asked = [("shop/s", 4), ("shop/s", 4), ("shop/s", 4), ("shop/other", 100)]
+    told = await asyncio.gather(*(letters.replay(subscription(name), n) for name, n in asked))
+    assert [each["replayed"] for each in told] == [4, 4, 2, 10], "and none is told 409 Fenced"
+    assert restored == {"shop/s": list(range(10)), "shop/other": list(range(10))}, "each once"
+    assert not letters._replaying, "nothing is kept of replays that are over"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 import pyarrow as pa
@@ -55,6 +56,8 @@ class DeadLetters:
 
     def __init__(self, node: Node, store: ProgressStore, port: ProgressPort) -> None:
         self._node, self._store, self._port = node, store, port
+        self._replaying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By subscription: a replay begins where the one before has ended."""
 
     async def bury_all(self, subscription: "Subscription", part: Part, target: str) -> None:
         """Put dead messages into the dead-letter topic, or let them live on if that fails."""
@@ -143,6 +146,10 @@ class DeadLetters:
 
         Only the dead letters that are here; their originals may be anywhere.
         """
+        async with self._replaying.setdefault(subscription.name, asyncio.Lock()):
+            return await self._replay(subscription, limit)
+
+    async def _replay(self, subscription: "Spread", limit: int) -> dict[str, int]:
         topic = self.topic(subscription)
         name = str(topic.name)
         stored = await self._port.load_cursors(subscription.name, name)
