@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tidewater_worker.log.frame import encode_header
+from tidewater_worker.log.recover import recover
 from tidewater_worker.volume import (
     Drained,
     clear_earlier_life,
@@ -77,3 +78,16 @@ def test_a_torn_tail_that_was_kept_is_evidence(tmp_path: Path) -> None:
     assert is_disposable(directory)
     (directory / f"{7:020d}.wal.broken").touch()
     assert not is_disposable(directory)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_evidence_of_an_earlier_life_outlives_a_topic_of_the_same_name(
+    tmp_path: Path, is_first: bool
+) -> None:
+    directory = log_at(tmp_path / "shop/gone/0", None, drained=not is_first)
+    evidence = {f"{7:020d}.wal.broken", f"{7:020d}.wal.broken.1"}
+    for name in evidence:
+        (directory / name).write_bytes(b"messages that were set aside")
+    clear_earlier_life(directory, NEW, is_first=is_first)
+    assert names(directory) == {"lock", *evidence}, "G7"
+    assert recover(directory, NEW, 0).next_offset == 0, "and is in nobody's way"

@@ -31,11 +31,15 @@ async def pool() -> AsyncIterator[SyncPool]:
     made.close()
 
 
-def open_log(directory: Path, pool: SyncPool, **log: object) -> Appender:
+def options(**log: object) -> LogOptions:
     spec = TopicSpec.model_validate({"partitions": 1, "log": log})
+    return LogOptions.of(spec, 10**6, 10**5)
+
+
+def open_log(directory: Path, pool: SyncPool, **log: object) -> Appender:
     directory.mkdir(exist_ok=True)
     return Appender(
-        directory, TOPIC, 0, LogOptions.of(spec, 10**6, 10**5), recover(directory, TOPIC, 0), pool,
+        directory, TOPIC, 0, options(**log), recover(directory, TOPIC, 0), pool,
         asyncio.get_running_loop(), SystemClock(), lambda _: None,
     )  # fmt: skip
 
@@ -75,6 +79,20 @@ async def test_rotation_and_reopening_lose_nothing(tmp_path: Path, pool: SyncPoo
         await log.close()
     assert len(list_segments(tmp_path / "p")) > 2
     assert stored_values(tmp_path / "p", 30) == sent
+
+
+async def test_another_tail_cache_counts_for_an_open_log(tmp_path: Path, pool: SyncPool) -> None:
+    log = open_log(tmp_path / "p", pool, tailCache="1Mi")
+    for _ in range(10):
+        await send(log, b"x" * 10_000)
+    assert log.tail.start == 0
+    log.change(options(tailCache="64Ki"))
+    assert 50_000 < log.tail.nbytes <= 64 * 1024
+    assert log.tail.start == 4, "the memory is given back at once"
+    await send(log, b"x" * 10_000)
+    assert (log.tail.start, log.tail.end) == (5, 11)
+    assert len(stored_values(tmp_path / "p", 11)) == 11, "the segments have the rest"
+    await log.close()
 
 
 async def test_a_resend_gets_its_first_offsets_also_after_a_restart(

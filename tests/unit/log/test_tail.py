@@ -52,6 +52,22 @@ def test_the_oldest_go_first_and_their_bytes_with_them() -> None:
     ]
 
 
+def test_another_bound_counts_at_once() -> None:
+    one = frames(0, b"x" * 100)[0].nbytes
+    tail = Tail(0, 10 * one)
+    for offset in range(10):
+        tail.append(frames(offset, b"x" * 100))
+    tail.change(3 * one)
+    assert (tail.start, tail.end, tail.nbytes) == (7, 10, 3 * one)
+    tail.change(5 * one)
+    for offset in range(10, 20):
+        tail.append(frames(offset, b"x" * 100))
+    assert (tail.start, tail.end, tail.nbytes) == (15, 20, 5 * one)
+    assert [b.base_offset for b in tail.read(15, 20, 10**6)] == list(range(15, 20))
+    tail.change(0)
+    assert (tail.start, tail.end, tail.nbytes) == (20, 20, 0)
+
+
 def test_time_is_found_only_where_memory_can_be_sure() -> None:
     tail = Tail(0, 10**6)
     for offset, time_us in enumerate((100, 100, 200, 300)):

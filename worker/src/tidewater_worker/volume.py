@@ -104,7 +104,8 @@ def note_epoch(directory: Path, epoch: int) -> None:
 def clear_earlier_life(directory: Path, topic_uuid: UUID, *, is_first: bool) -> None:
     """Delete what a topic of the same name left here, if it is drained.
 
-    What is not drained stays: opening the log refuses it then (`ForeignLog`). Producers of an
+    What is not drained stays: opening the log refuses it then (`ForeignLog`). So does what recovery
+    took out of a log: nobody but a person can tell what it is worth (G7). Producers of an
     earlier life must not be remembered: their first messages to this one would be taken for copies.
     `is_first`: nobody has had the partition in this life.
     """
@@ -115,7 +116,7 @@ def clear_earlier_life(directory: Path, topic_uuid: UUID, *, is_first: bool) -> 
     elif not is_first and (drained is None or drained.topic_uuid in ("", str(topic_uuid))):
         return
     for path in directory.iterdir():
-        if path.name != LOCK_FILE:
+        if path.name != LOCK_FILE and BROKEN_SUFFIX not in path.suffixes:
             path.unlink()
     fsync_directory(directory)
 

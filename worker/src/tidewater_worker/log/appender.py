@@ -449,6 +449,7 @@ class Appender:
         else:
             self._columns = _Columns(options.schema)
         self.options = options
+        self.tail.change(options.tail_bytes)
 
     @property
     def last_time_us(self) -> int:

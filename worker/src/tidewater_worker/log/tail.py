@@ -32,6 +32,14 @@ class Tail:
             self._frames.append(frame)
             self.nbytes += frame.nbytes
             self.end += frame.rows
+        self._shrink()
+
+    def change(self, bytes_max: int) -> None:
+        """Take another bound, at once."""
+        self._bytes_max = bytes_max
+        self._shrink()
+
+    def _shrink(self) -> None:
         while self.nbytes > self._bytes_max and self._head < len(self._frames):
             dropped = self._frames[self._head]
             self._frames[self._head] = _DROPPED  # the list itself is cut in larger steps
