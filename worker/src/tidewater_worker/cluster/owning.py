@@ -24,6 +24,7 @@ from tidewater_core.crd.topic import DeletionPolicy
 from tidewater_core.errors import Corrupt, Fenced, Overloaded, Retryable, TidewaterError
 from tidewater_worker.cluster.handover import leave
 from tidewater_worker.cluster.leaving import Leaving, deleting
+from tidewater_worker.cluster.passed_on import PassedOn
 from tidewater_worker.cluster.plan import Action, decide
 from tidewater_worker.cluster.taking import Taking
 from tidewater_worker.partition import Partition
@@ -63,6 +64,7 @@ class Owning:
         self._node, self._coordination, self._ids = node, coordination, ids
         self._opening = asyncio.Semaphore(OPENING_AT_ONCE)
         self.leaving = Leaving(node, coordination)
+        self.passed_on = PassedOn(node, coordination)
         self.refused: dict[str, TidewaterError] = {}
         """Topics whose registered spec is not served, and why."""
         self.taken = self.drained = 0
@@ -79,6 +81,7 @@ class Owning:
         self.me = self._taking.me = WorkerInfo(settings.worker_id, url, flight_url, volume)
         await self._join(settings.session_ttl.seconds)
         await self._round()
+        self._node.spawn(self.passed_on.watch())
 
     async def _join(self, ttl_s: float) -> None:
         """Open the session; wait for a store that is away, and for another of our name to go."""
