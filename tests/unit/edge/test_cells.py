@@ -275,3 +275,38 @@ def _stream(batch: pa.RecordBatch) -> bytes:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
+
+
+def _with_more_bytes(column: pa.Array) -> pa.Array:
+    """Lengthen a column's second buffer by two bytes, which nobody looks at."""
+    valid, given, *rest = column.buffers()
+    buffers = [valid, pa.py_buffer(given.to_pybytes() + b"zz")]
+    if not pa.types.is_map(column.type):
+        return pa.Array.from_buffers(column.type, len(column), [*buffers, *rest])
+    kind = column.type
+    inside = pa.StructArray.from_arrays(
+        [column.keys, column.items], fields=[kind.key_field, kind.item_field]
+    )
+    return pa.Array.from_buffers(kind, len(column), buffers, children=[inside])
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        ("timestamptz", raw(UTC_US, 0, 1, 2)),
+        ("date", raw(pa.date32(), 0, 1, 2)),
+        ("map<string,string>", pa.array([[("a", "b")]] * 3, pa.map_(pa.string(), pa.string()))),
+    ],
+)
+def test_a_buffer_of_an_odd_length_is_no_fault(kind: str, column: pa.Array) -> None:
+    """Arrow takes more bytes than a column needs; they were a 500 that said nothing was known."""
+    longer = _with_more_bytes(column)
+    longer.validate(full=True)
+    assert as_arrow(kind, longer).column("c").equals(column)
+    assert as_arrow(kind, longer.slice(1)).column("c").equals(column.slice(1))
+
+
+def test_headers_in_a_buffer_of_an_odd_length_are_no_fault() -> None:
+    given = pa.array([[("a", "b")], [("c", "d")]], HEADERS_TYPE)
+    batch = pa.record_batch({"value": [b"x", b"y"], "headers": _with_more_bytes(given)})
+    assert decoder().batch(batch).column(1).equals(given)

@@ -7,7 +7,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import TooLarge
 from tidewater_core.settings import Limits
 from tidewater_worker.api.decode import TopicDecoder
-from tidewater_worker.api.produce import held_bytes
+from tidewater_worker.api.sizes import held_bytes
 from tidewater_worker.log import frame as fmt
 from tidewater_worker.log.group import Submission, encode_group
 from tidewater_worker.log.ipc import QuickFrames

@@ -132,8 +132,7 @@ def _valid(column: pa.Array) -> _Numbers:
 def _ends(column: pa.Array) -> _Numbers:
     if len(column) == 0:  # it may have no offsets at all
         return np.zeros(1, np.int32)
-    ends = np.frombuffer(column.buffers()[1], np.int32)
-    return ends[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
 
 
 def _inside(column: pa.Array, elements: pa.Array) -> tuple[pa.Array, _Numbers]:
@@ -154,8 +153,8 @@ def _at(rows: _Numbers, found: Problem | None) -> Problem | None:
 def _outside(
     column: pa.Array, width: np.dtype[Any], bounds: tuple[int, int], what: str
 ) -> Problem | None:
-    values = np.frombuffer(column.buffers()[1], width)
-    values = values[column.offset : column.offset + len(column)]
+    at = width.itemsize * column.offset
+    values = np.frombuffer(column.buffers()[1], width, len(column), at)
     if column.null_count:
         values = np.where(_valid(column), values, 0)
     if bounds[0] <= values.min() and values.max() <= bounds[1]:

@@ -20,6 +20,7 @@ from tidewater_core.errors import Invalid, TooLarge, Unsupported
 from tidewater_core.settings import Limits
 from tidewater_worker.api import cells, cloudevents
 from tidewater_worker.api.messages import MessageDecoder, RawMessage, cell_of
+from tidewater_worker.api.sizes import cast_bytes, check_log_bytes, held_bytes, log_bytes_max
 from tidewater_worker.flatbuffer import uncompressed_bytes
 from tidewater_worker.log.group import Headers, Rows, nulls
 from tidewater_worker.schema import HEADERS_TYPE, TIME_TYPE, payload_fields
@@ -116,13 +117,13 @@ class TopicDecoder:
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Take a batch that came as Arrow; any thread may call."""
+        self._check_count(batch.num_rows)
         try:
             # Offsets that point outside their buffers must not reach the log.
             batch.validate(full=True)
             batch = self._fit(batch)
         except pa.ArrowException as error:
             raise Invalid("InvalidArrow", f"not a batch that can be stored: {error}") from None
-        self._check_count(batch.num_rows)
         self._check_batch(batch)
         self._check_cells(batch)
         return batch
@@ -156,9 +157,7 @@ class TopicDecoder:
             self._check_rows(rows, "event {}")
             return rows
         typed = [self._typed_event(event, i) for i, event in enumerate(events)]
-        batch = self._typed(typed, "event {}", first=0)
-        keys = pa.array([event.key for event in events], pa.binary())
-        return batch.set_column(0, self.schema.field(0), keys)
+        return self._typed(typed, "event {}", [event.key for event in events])
 
     def _typed_event(self, event: cloudevents.Event, number: int) -> Any:
         if event.data is None:
@@ -175,7 +174,7 @@ class TopicDecoder:
             raise Invalid("NoMessages", "the request holds no message")
         self._check_count(len(messages))
         if self.spec.schema_ is not None:
-            return self._typed(messages, where, first)
+            return self._typed(messages, where, self._keys(messages, where, first), first)
         rows = Rows(
             self._keys(messages, where, first),
             _headers(messages),
@@ -223,8 +222,9 @@ class TopicDecoder:
             raise Invalid("InvalidMessages", f"{where.format(i)} has both value and value_b64")
         return values
 
-    def _typed(self, messages: list[Any], where: str, first: int) -> pa.RecordBatch:
-        keys = self._keys(messages, where, first)
+    def _typed(
+        self, messages: list[Any], where: str, keys: list[bytes | None], first: int = 0
+    ) -> pa.RecordBatch:
         headers = _headers(messages)
         values = [message.value for message in messages]
         columns = [pa.array(keys, pa.binary()), pa.array(headers, HEADERS_TYPE)]
@@ -254,6 +254,7 @@ class TopicDecoder:
                     f"{self.limits.request_bytes_max}",
                 )
             schema, batches = _read(messages, body)
+            self._check_batches(batches)
             for batch in batches:
                 # Offsets that point outside their buffers must not reach the log.
                 batch.validate(full=True)
@@ -261,7 +262,6 @@ class TopicDecoder:
             batch = self._fit(batch)
         except (pa.ArrowException, OSError, EOFError, ValueError, struct.error) as error:
             raise Invalid("InvalidArrow", f"not an Arrow IPC stream: {error}") from None
-        self._check_count(batch.num_rows)
         self._check_batch(batch)
         self._check_cells(batch)
         return batch
@@ -273,6 +273,8 @@ class TopicDecoder:
         fit = self.fit
         if fit is None or not batch.schema.equals(fit.given):
             self.fit = fit = self._fit_of(batch.schema)
+        if fit.casts:
+            self._check_casts(batch, fit)
         rows = batch.num_rows
         given = batch.columns
         columns = []
@@ -327,6 +329,22 @@ class TopicDecoder:
         return column
 
     # ---- limits
+
+    def _check_batches(self, batches: list[pa.RecordBatch]) -> None:
+        """Refuse too many rows, which may take no bytes, before anything is made for them."""
+        self._check_count(sum(batch.num_rows for batch in batches))
+        # Buffers of a body may all be at one place of it; joined, each has bytes of its own.
+        if len(batches) > 1:
+            check_log_bytes(sum(map(held_bytes, batches)), log_bytes_max(self.limits))
+
+    def _check_casts(self, batch: pa.RecordBatch, fit: _Fit) -> None:
+        """Refuse columns that a cast would make too large, before one is made."""
+        most = log_bytes_max(self.limits)
+        nbytes = 0
+        for source, field in zip(fit.sources, self.schema, strict=True):
+            if source is not None and (column := batch.column(source)).type != field.type:
+                nbytes += cast_bytes(column, field.type, most)
+        check_log_bytes(nbytes, most)
 
     def _check_count(self, count: int) -> None:
         if count > self.limits.batch_rows_max:

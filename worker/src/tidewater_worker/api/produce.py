@@ -19,8 +19,9 @@ from tidewater_core.errors import (
 )
 from tidewater_worker.api.decode import TopicDecoder
 from tidewater_worker.api.errors import error_body
+from tidewater_worker.api.sizes import check_log_bytes, held_bytes, log_bytes_max
 from tidewater_worker.cluster.forwarding import FORWARDED, check_owner
-from tidewater_worker.log.group import Headers, Rows, Submission
+from tidewater_worker.log.group import Submission
 from tidewater_worker.log.producers import Duplicate, Request, Stored
 from tidewater_worker.node import Node
 from tidewater_worker.partition import Partition
@@ -32,8 +33,6 @@ _MESSAGE_HEADERS: Final = (b"tidewater-key", b"tidewater-header-", b"ce-")
 _ONCE: Final = (PRODUCER_HEADER, SEQUENCE_HEADER, *_MESSAGE_HEADERS)
 ACK_TABLE_WAIT_MS: Final = 30_000
 DIGITS_MAX: Final = 19
-ROW_BYTES: Final = 64
-"""What a row takes beside its bytes, about."""
 _DUPLICATE: Final = b',"duplicate":true'
 _QUERY: Final = frozenset({"ack", "partition", "timeout_ms"})
 log = logging.getLogger(__name__)
@@ -70,32 +69,12 @@ class Answer:
             self.respond(self)
 
 
-def held_bytes(payload: Payload) -> int:
-    """Count the bytes of a payload's buffers, each as often as it is used.
-
-    Not `get_total_buffer_size`, which counts an address once: a frame has all of them. Nor
-    `nbytes`, which looks for the part of each buffer that is used, and takes longer.
-    """
-    if isinstance(payload, Rows):
-        return sum(map(_row_bytes, payload.keys, payload.headers, payload.values))
-    return sum(buffer.size for column in payload.columns for buffer in column.buffers() if buffer)
-
-
-def _row_bytes(key: bytes | None, headers: Headers | None, value: bytes | None) -> int:
-    nbytes = ROW_BYTES + len(value or b"") + len(key or b"")
-    if headers:
-        nbytes += sum(len(name) + len(text) for name, text in headers)
-    return nbytes
-
-
 class Producing:
     """Takes produce requests for a node's topics."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        limits = node.settings.limits
-        # What never has room would be told to come back for ever.
-        self._bytes_max = min(limits.frame_bytes_max, limits.partition_inflight_bytes_max)
+        self._bytes_max = log_bytes_max(node.settings.limits)
         self._decoders: dict[str, tuple[TopicSpec, TopicDecoder]] = {}
 
     def decoder(self, topic: Topic) -> TopicDecoder:
@@ -183,10 +162,7 @@ class Producing:
         """
         if nbytes is None:
             nbytes = held_bytes(payload)
-        if nbytes > (most := self._bytes_max):
-            raise TooLarge(
-                "RequestTooLarge", f"{nbytes} bytes in the log's form; at most {most} are taken"
-            )
+        check_log_bytes(nbytes, self._bytes_max)
         parts = topic.route(payload, nbytes, asked, request.producer if request else None)
         answer = Answer(len(parts), done)
         away: list[tuple[Partition, Payload]] = []

@@ -20,13 +20,8 @@ import pyarrow as pa
 
 from tidewater_core.errors import OutcomeUnknown, Overloaded, TidewaterError
 from tidewater_worker.api.decode import TopicDecoder
-from tidewater_worker.api.produce import (
-    Answer,
-    Producing,
-    acks_json,
-    held_bytes,
-    not_in_table_yet,
-)
+from tidewater_worker.api.produce import Answer, Producing, acks_json, not_in_table_yet
+from tidewater_worker.api.sizes import held_bytes
 from tidewater_worker.flight.judge import Permission
 from tidewater_worker.flight.tickets import Put, note_of, split
 from tidewater_worker.log.producers import Request
