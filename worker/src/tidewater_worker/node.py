@@ -46,6 +46,9 @@ TICK_S: Final = 1.0
 DURABLE_NOTICE_S: Final = 0.05
 DELETER_TICKS: Final = 5
 DISK_RETRY_MS: Final = 1_000
+BUSY_RETRY_MS: Final = 100
+SMALL_BODY_BYTES: Final = 64 * 1024
+"""So much of any body is taken; it is refused, if at all, when it is whole."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,13 @@ class Node:
         self.ids = ids or SystemIds()
         self.topics: dict[str, Topic] = {}
         self.inflight_bytes = 0
-        """Bytes of produce requests that are being received or wait for the log."""
+        """Bytes of requests that are being received or wait for the log."""
+        limits = settings.limits
+        self._large_bytes_max = max(
+            limits.request_bytes_max.bytes, limits.inflight_bytes_max.bytes * 7 // 8
+        )
+        """Bytes in flight past which no large body goes on. The rest is left to small ones, which
+        must not wait for those who are slow; and a largest one finds room if it is alone."""
         self.is_draining = False
         self.review_counts: dict[str, int] = {}
         """What the API server said about tokens and permissions; empty: it is not asked."""
@@ -311,7 +320,19 @@ class Node:
                 DISK_RETRY_MS,
             )
         if self.inflight_bytes > self.settings.limits.inflight_bytes_max:
-            raise Overloaded("WorkerBusy", "too many bytes wait for the log", 100)
+            raise self.busy()
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether a body of more than `SMALL_BODY_BYTES`, counted so far, may go on to come.
+
+        Whoever is past the limit lets go of its bytes, so those that came before it get through.
+        """
+        return self.inflight_bytes <= self._large_bytes_max
+
+    def busy(self) -> Overloaded:
+        """Return what is said to whoever finds no room."""
+        return Overloaded("WorkerBusy", "too many bytes wait for the log", BUSY_RETRY_MS)
 
     def _check_disk(self) -> None:
         found = os.statvfs(self.settings.log_root)

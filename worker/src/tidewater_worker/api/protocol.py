@@ -35,7 +35,7 @@ from tidewater_worker.auth.access import PRODUCE, Access, topic
 from tidewater_worker.auth.caller import CALLER
 from tidewater_worker.auth.guard import Guard
 from tidewater_worker.auth.tokens import authorization_of
-from tidewater_worker.node import Node
+from tidewater_worker.node import SMALL_BODY_BYTES, Node
 
 _PRODUCE: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/messages(?:\?(.*))?")
 PIPELINED_MAX: Final = 1024
@@ -257,7 +257,11 @@ class EdgeProtocol(HttpToolsProtocol):
             slot.chunks.append(body)
             slot.held += size
             self._node.inflight_bytes += size
-            if not slot.is_judged and slot.size > UNJUDGED_BYTES_MAX:
+            # Those that wait for a verdict are many small ones of one connection.
+            if (slot.size > SMALL_BODY_BYTES or self._unjudged) and not self._node.has_room:
+                slot.refusal = self._node.busy()
+                self._let_go(slot)
+            elif not slot.is_judged and slot.size > UNJUDGED_BYTES_MAX:
                 self.flow.pause_reading()
         else:
             self._let_go(slot)

@@ -21,6 +21,7 @@ from tidewater_core.errors import Invalid, TidewaterError, TooLarge
 from tidewater_worker import __doc__ as worker_doc
 from tidewater_worker import stats
 from tidewater_worker.api import decode, encode
+from tidewater_worker.api.bodies import whole_body
 from tidewater_worker.api.door import VISIBLE
 from tidewater_worker.api.errors import error_body, retry_after_seconds
 from tidewater_worker.api.produce import Producing
@@ -108,6 +109,7 @@ def timestamp_us(text: str | None) -> int | None:
 def make_app(node: Node, producing: Producing) -> FastAPI:
     """Build the application."""
     app = FastAPI(title="Tidewater worker", description=worker_doc, version="v1", docs_url=None)
+    app.state.node = node
 
     @app.exception_handler(TidewaterError)
     async def refused(_request: Request, error: TidewaterError) -> Response:
@@ -378,11 +380,7 @@ def _add_producing(app: FastAPI, node: Node, producing: Producing) -> None:
     async def produce(request: Request, namespace: str, name: str) -> Response:
         """Store messages: JSON, NDJSON, Arrow IPC, raw bytes or CloudEvents."""
         limit = node.settings.limits.request_bytes_max
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise TooLarge("RequestTooLarge", f"a request has at most {limit} bytes")
+        too_large = TooLarge("RequestTooLarge", f"a request has at most {limit} bytes")
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
         def respond(status: int, data: bytes, retry_ms: int | None) -> None:
@@ -394,5 +392,6 @@ def _add_producing(app: FastAPI, node: Node, producing: Producing) -> None:
 
         raw = [(bytes(key), bytes(value)) for key, value in request.scope["headers"]]
         query = request.scope["query_string"].decode("latin-1")
-        producing(namespace, name, query, raw, bytes(body), respond)
-        return await answer
+        async with whole_body(request, node, limit.bytes, too_large) as body:
+            producing(namespace, name, query, raw, body, respond)
+            return await answer

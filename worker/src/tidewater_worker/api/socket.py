@@ -25,11 +25,15 @@ from tidewater_worker.auth.access import CONSUME, PRODUCE, topic
 from tidewater_worker.auth.caller import CALLER, working_for
 from tidewater_worker.auth.guard import Guard
 from tidewater_worker.auth.tokens import socket_authorization_of
+from tidewater_worker.node import SMALL_BODY_BYTES
 
 _PATH: Final = re.compile(rb"/v1/([a-z0-9-]+)/([a-z0-9-]+)/socket(?:\?.*)?")
 UNDER_WAY_MAX: Final = 1024
 PINGS_MAX: Final = 2
 """A client that answers none of so many pings is gone; so is one that takes nothing meanwhile."""
+BUSY_RETRY_S: Final = 0.05
+BUSY_S: Final = 10.0
+"""How long an unfinished message waits for room; it is not read meanwhile."""
 CLOSE_S: Final = 2.0
 """How long a client may take to answer a close."""
 _STATUS: Final = {
@@ -152,7 +156,10 @@ class SocketConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._is_closing = False
         self._is_broken = False
-        self._is_leaving = False
+        self._leaving: tuple[Close, str] | None = None
+        """What ends it when all is answered that was asked for."""
+        self._room_by: float | None = None
+        """Until when an unfinished message waits for room."""
         self._is_reading = True
         self._silent_pings = 0
         self._blocked_pings = 0
@@ -195,6 +202,11 @@ class SocketConnection(asyncio.Protocol):
         too_much = session.producer.under_way_bytes > self._bytes_max
         if too_much or session.is_waiting or session.under_way >= UNDER_WAY_MAX:
             self._read(False)
+        large = self._held > SMALL_BODY_BYTES
+        if large and not self._node.has_room and self._room_by is None and not self._is_closing:
+            self._read(False)
+            self._room_by = self._loop.time() + BUSY_S
+            self._look_for_room(self._room_by)
 
     def _take(self, messages: list[frames.Message]) -> None:
         for opcode, payload in messages:
@@ -252,11 +264,14 @@ class SocketConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close when the last acknowledgement is out (uvicorn calls it at the end)."""
-        self._is_leaving = True
-        self._session.stop()
-        self._relax()
+        self._leave(Close.GOING_AWAY, "the worker is shutting down")
 
     # ---- inside
+
+    def _leave(self, code: Close, reason: str) -> None:
+        self._leaving = code, reason
+        self._session.stop()
+        self._relax()
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -278,13 +293,31 @@ class SocketConnection(asyncio.Protocol):
 
     def _relax(self) -> None:
         session = self._session
-        if self._is_leaving and session.under_way == 0:
-            self._end(Close.GOING_AWAY, "the worker is shutting down")
-        elif not self._is_reading and self._drained.is_set():
+        if self._leaving is not None and session.under_way == 0:
+            self._end(*self._leaving)
+        elif not self._is_reading and self._drained.is_set() and self._room_by is None:
             few = session.under_way <= UNDER_WAY_MAX // 2
             few = few and not session.is_waiting
             if few and session.producer.under_way_bytes <= self._bytes_max // 2:
                 self._read(True)
+
+    def _look_for_room(self, until: float) -> None:
+        """Read on when there is room for the rest of a message; let go of it if there is none.
+
+        All that is held may be unfinished messages, each of which waits for the others.
+        """
+        if self._is_closing:
+            return
+        if self._node.has_room:
+            self._room_by = None
+            self._relax()
+        elif self._loop.time() < until:
+            self._loop.call_later(BUSY_RETRY_S, self._look_for_room, until)
+        else:
+            self._is_broken = True
+            self._frames = FrameReader(self._bytes_max)
+            self._account(0)
+            self._leave(Close.TRY_LATER, f"{self._node.busy()}")
 
     def _beat(self) -> None:
         """Ping; give up a client that neither says nor takes anything."""

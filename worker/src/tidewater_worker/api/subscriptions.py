@@ -16,6 +16,7 @@ from tidewater_core.crd.explain import problems
 from tidewater_core.crd.subscription import StartFrom
 from tidewater_core.errors import Invalid, TidewaterError, TooLarge
 from tidewater_worker.api import decode, encode
+from tidewater_worker.api.bodies import whole_body
 from tidewater_worker.api.errors import read_json
 from tidewater_worker.api.routes import is_forwarded
 from tidewater_worker.dispatch.manager import Dispatch
@@ -109,12 +110,9 @@ def _find(
 
 async def read_body(request: Request, kind: type[T]) -> T:
     """Read a request's JSON."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > BODY_BYTES_MAX:
-            raise TooLarge("RequestTooLarge", f"a request has at most {BODY_BYTES_MAX} bytes")
-    return read_json(bytes(data) or b"{}", kind, "InvalidBody")
+    too_large = TooLarge("RequestTooLarge", f"a request has at most {BODY_BYTES_MAX} bytes")
+    async with whole_body(request, request.app.state.node, BODY_BYTES_MAX, too_large) as body:
+        return read_json(body or b"{}", kind, "InvalidBody")
 
 
 # ---- status
