@@ -36,7 +36,6 @@ def state_of(identifier: tuple[str, ...], metadata: Json, manifests: int = 0) ->
         sort_order=_sort_order(metadata, columns),
         time_id=next((number for number, name in columns.items() if name == TW_TIME), 0),
         is_partitioned=any(spec["fields"] for spec in metadata["partition-specs"]),
-        delete_files=_total(snapshots, current, "total-delete-files"),
         uuid=metadata.get("table-uuid", ""),
         metadata_files=frozenset(
             each["metadata-file"] for each in metadata.get("metadata-log") or []
@@ -52,12 +51,6 @@ def _columns(metadata: Json) -> dict[int, str]:
     return {field["id"]: field["name"] for field in fields}
 
 
-def _total(snapshots: list[Json], current: int | None, name: str) -> int:
-    """Return a number of the current snapshot's summary; 0 if it has none."""
-    found = [each.get("summary") or {} for each in snapshots if each["snapshot-id"] == current]
-    return int(found[0].get(name, 0)) if found else 0
-
-
 def _size(snapshots: list[Json], current: int | None, manifests: int) -> Size:
     """Count what a report compares: from the snapshot's own summary, which is at hand."""
     found = [each for each in snapshots if each["snapshot-id"] == current]
@@ -70,6 +63,7 @@ def _size(snapshots: list[Json], current: int | None, manifests: int) -> Size:
         rows=int(summary.get("total-records", 0)),
         snapshots=len(snapshots),
         manifests=manifests,
+        delete_files=int(summary.get("total-delete-files", 0)),
     )
 
 

@@ -44,6 +44,8 @@ class Size:
     rows: int = 0
     snapshots: int = 0
     manifests: int = 0
+    delete_files: int = 0
+    """Files of deleted rows (merge-on-read): history cannot be read past them."""
 
     def to_json(self) -> dict[str, int]:
         """Return the numbers for a report."""
@@ -53,6 +55,7 @@ class Size:
             "rows": self.rows,
             "snapshots": self.snapshots,
             "manifests": self.manifests,
+            "delete_files": self.delete_files,
         }
 
 
@@ -75,8 +78,6 @@ class TableState:
     """The field id of `tw_time`, by which manifests store its bounds."""
     is_partitioned: bool = True
     """Whether its files belong to partitions, or once did."""
-    delete_files: int = 0
-    """Files of deleted rows (merge-on-read) in the snapshot: history cannot be read past them."""
     uuid: str = ""
     """Identity of the table: names and places can come to be another's."""
     metadata_files: frozenset[str] = frozenset()
@@ -89,6 +90,11 @@ class TableState:
         """The sequence number of the snapshot; 0 if there is none."""
         found = [each.sequence for each in self.snapshots if each.snapshot_id == self.snapshot_id]
         return found[0] if found else 0
+
+    @property
+    def delete_files(self) -> int:
+        """Files of deleted rows in the snapshot."""
+        return self.size.delete_files
 
     @property
     def is_local(self) -> bool:

@@ -1,7 +1,10 @@
 """Jobs over all namespaces: what is started, what is refused, and who waits for whom."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import pytest
 
 from tidewater_coordination.port import RegisteredTopic, Registry, TopicPhase
 from tidewater_core.clock import SystemClock, SystemIds
@@ -255,3 +258,63 @@ async def test_a_job_between_two_drivers_is_no_failure() -> None:
     cluster.pods = [driver]
     await cluster.keep()
     assert cluster.maintenance._podless == {"shop": {}}
+
+
+async def test_jobs_that_another_operator_started_have_their_places() -> None:
+    """After a start or a change of leader each namespace counted for itself, from nothing."""
+    cluster = Cluster()
+    for name in ("one", "two"):
+        await cluster.keep(name, 2)
+    assert len(cluster.jobs()) == 4
+    events = Events(cluster.api, SystemClock(), SystemIds(), "next")
+    cluster.maintenance = Maintenance(cluster.settings, cluster.api, events)
+    assert not (await cluster.keep("three")).is_busy
+    assert len(cluster.jobs()) == 4
+    for path in cluster.jobs()[:2]:
+        cluster.api.objects[path]["status"] = {
+            "conditions": [{"type": "Complete", "status": "True"}]
+        }
+    await cluster.keep("one", 2)
+    await cluster.keep("three")
+    assert len(cluster.jobs()) == 5, "those that have ended take none"
+
+
+async def test_an_old_list_of_jobs_gives_no_places_back() -> None:
+    """A pass that is not full has the jobs of the one before it."""
+    cluster = Cluster()
+    old = cluster.seen("shop", 2)
+    await cluster.keep("shop", 2)
+    kept = await cluster.maintenance.keep(old, plan(old, cluster.settings), full=False)
+    assert kept.is_busy
+    await cluster.keep("greedy", 2)
+    await cluster.keep("late")
+    assert len(cluster.jobs()) == 4
+
+
+async def test_two_namespaces_do_not_both_take_the_last_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = USED.maintenance.model_copy(update={"max_jobs": 1})
+    cluster = Cluster(USED.model_copy(update={"maintenance": one}))
+    create = cluster.api.create
+
+    async def slow(*args: Any) -> Any:
+        await asyncio.sleep(0)
+        return await create(*args)
+
+    monkeypatch.setattr(cluster.api, "create", slow)
+    await asyncio.gather(cluster.keep("shop"), cluster.keep("lake"))
+    assert len(cluster.jobs()) == 1
+
+
+async def test_a_job_whose_name_is_still_taken_is_looked_at_again_soon() -> None:
+    cluster = Cluster()
+    await cluster.keep()
+    (path,) = cluster.jobs()
+    cluster.api.objects[path]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    assert not (await cluster.keep()).is_busy, "it has ended"
+    cluster.now += timedelta(hours=2)
+    kept = await cluster.keep()
+    assert (cluster.jobs(), kept.is_busy) == ([], True)
+    await cluster.keep()
+    assert len(cluster.jobs()) == 1

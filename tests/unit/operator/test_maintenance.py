@@ -55,6 +55,7 @@ def table(
     word: str = "",
     snapshots: int = 10,
     manifests: int = 5,
+    deletes: int = 0,
     debt: int | None = None,
     **before: Any,
 ) -> Table:
@@ -67,6 +68,7 @@ def table(
             files=files,
             snapshots=snapshots,
             manifests=manifests,
+            delete_files=deletes,
             debt_files=debt,
         ),
         annotations={"tidewater.dev/maintain": word} if word else {},
@@ -98,6 +100,8 @@ LATER = (NOW + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         (table(500, last=ran(16, 450)), None),
         (table(0, snapshots=200, created_h=0.001), Trigger.HEALTH),
         (table(0, manifests=200, created_h=0.001), Trigger.HEALTH),
+        (table(0, deletes=1, created_h=0.001), Trigger.HEALTH),
+        (table(0, deletes=1, last=ran(14)), None),
         (table(500, debt=0), None),
         (table(500, debt=6), Trigger.SCHEDULE),
         (table(500, debt=100, last=ran(16, 500)), Trigger.HEALTH),
@@ -184,6 +188,38 @@ def test_what_health_asked_for_and_changed_nothing_is_not_repeated_at_once() -> 
     unwell = table(500, debt=500, **status)
     assert due(unwell, SET, NOW + timedelta(minutes=50)) is None
     assert due(unwell, SET, NOW + timedelta(minutes=70)) is Trigger.HEALTH
+
+
+@pytest.mark.parametrize(("left", "why"), [(0, Trigger.HEALTH), (3, None)])
+def test_deletes_that_a_job_could_not_apply_are_not_tried_again_at_once(
+    left: int, why: Trigger | None
+) -> None:
+    """Something else of each run is done on a table that is written to."""
+    step = {"job": "expire", "outcome": "done"}
+    found = {"topic": "shop/orders", "steps": [step], "after": {"delete_files": left}}
+    words = json.dumps({"ok": True, "topics": [found]})
+    end = ended(made("Complete"), [pod(words)], "shop/orders")
+    assert end is not None
+    unwell = table(0, deletes=3, **after_end({}, end, NOW))
+    assert due(unwell, SET, NOW + timedelta(minutes=50)) is why
+    assert due(unwell, SET, NOW + timedelta(minutes=70)) is Trigger.HEALTH
+
+
+@pytest.mark.parametrize(("outcome", "hours"), [("done", 1.0), ("nothing-to-do", 24.0)])
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_failure_of_one_part_does_not_keep_the_others_waiting(
+    outcome: str, hours: float, retry: bool
+) -> None:
+    """One damaged file held up a table's whole upkeep for a day."""
+    steps = [{"job": "compact", "outcome": "failed"}, {"job": "expire", "outcome": outcome}]
+    topic = {"topic": "shop/orders", "steps": steps}
+    words = json.dumps({"ok": False, "retry": retry, "topics": [topic]})
+    end = ended(made("Failed"), [pod(words)], "shop/orders")
+    assert end is not None
+    status = after_end({"failures": 9}, end, NOW)
+    wait = datetime.fromisoformat(status["notBefore"]) - NOW.replace(microsecond=0)
+    assert wait == timedelta(hours=min(hours, 6.0 if retry else 24.0))
+    assert status["failures"] == 10
 
 
 def test_retention_that_a_subscription_holds_up_is_told() -> None:

@@ -38,7 +38,9 @@ _WAITS: Final = {  # first wait and longest one
 
 REMOVED_FILES: Final = ("rewritten_files", "retired_files", "orphans")
 IDLE_WAIT: Final = timedelta(hours=1)
-"""After a job that health asked for and that changed nothing: the next one would not, either."""
+"""After a job that health asked for and that changed nothing, or left files of deleted rows that it
+should have applied: the next one would not help, either. Also the longest wait after a failure of
+a part alone: what was done is needed again."""
 DRIVER_LATE: Final = timedelta(minutes=1)
 """A driver's pod that does not run after this time is told of: nodes and images take a moment."""
 DRIVER_WAIT_MAX: Final = timedelta(minutes=10)
@@ -113,6 +115,7 @@ def _is_unwell(table: Table, settings: MaintenanceSettings) -> bool:
     assert table.report is not None
     return (
         table.debt_files >= settings.small_files
+        or table.report.delete_files > 0  # history cannot be read until they are applied
         or table.report.manifests >= settings.manifests
         or table.report.snapshots
         >= settings.snapshots_factor * table.spec.maintenance.keep_snapshots
@@ -138,6 +141,8 @@ class Ended:
     ok: bool
     retry: bool
     """The same run may succeed later."""
+    delete_files: int = 0
+    """Files of deleted rows that it left."""
 
 
 def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
@@ -179,7 +184,7 @@ def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
         "message": (message or "; ".join(refused))[:1_000],
     }
     run = {key: value for key, value in run.items() if value not in ("", None)}
-    return Ended(run, ok, bool(said.get("retry", True)))
+    return Ended(run, ok, bool(said.get("retry", True)), int(after.get("delete_files") or 0))
 
 
 def is_podless(job: Manifest, pods: list[Manifest]) -> bool:
@@ -273,12 +278,15 @@ def after_end(before: Mapping[str, Any], end: Ended, now: datetime) -> Manifest:
     found = {**before, "last": end.run, "running": "", "waiting": ""}
     if end.ok:
         wait_for = None
-        if end.run.get("trigger") == Trigger.HEALTH and not _changed(end.run):
+        is_no_help = end.delete_files > 0 or not _changed(end.run)
+        if end.run.get("trigger") == Trigger.HEALTH and is_no_help:
             wait_for = format_time(now + IDLE_WAIT)
         found |= {"failures": 0, "notBefore": wait_for, "lastSuccess": format_time(now)}
     else:
         failures = int(before.get("failures", 0)) + 1
         first, longest = _WAITS[end.retry]
+        if _changed(end.run):
+            longest = min(longest, IDLE_WAIT)
         wait = min(first * 2 ** min(failures - 1, 16), longest)
         found |= {"failures": failures, "notBefore": format_time(now + wait)}
     return found

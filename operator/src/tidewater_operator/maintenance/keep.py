@@ -1,6 +1,8 @@
 """Start Spark jobs and collect what became of them."""
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -11,6 +13,7 @@ from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_core.names import ANNOTATION_MAINTAIN
 from tidewater_operator.cluster.api import JOB, Api, ApiRefused
 from tidewater_operator.cluster.events import Events
+from tidewater_operator.cluster.gather import OURS
 from tidewater_operator.cluster.write import settle
 from tidewater_operator.conditions import Told, unknown
 from tidewater_operator.life import TopicCase, pool_of, registered_spec
@@ -56,7 +59,7 @@ class Kept:
 
     statuses: Mapping[str, tuple[Mapping[str, Any] | None, Told]] = field(default_factory=dict)
     is_busy: bool = False
-    """A job runs."""
+    """A job runs, or will soon: look again before long."""
     is_due: bool = False
     """One should be started, and this pass did not look at the jobs that there are."""
     is_enabled: bool = True
@@ -73,14 +76,19 @@ class Maintenance:
 
     def __init__(self, settings: OperatorSettings, api: Api, events: Events) -> None:
         self._settings, self._api, self._events = settings, api, events
-        self._running: dict[str, int] = {}
-        """Namespace → jobs that run."""
+        self._running: Counter[str] = Counter()
+        """Namespace → jobs that run, as far as they were looked at."""
+        self._replacing: set[str] = set()
+        """Namespaces where an old job has to go before the next one can have its name."""
+        self._starting = asyncio.Lock()
+        """Jobs are counted and started one after the other, or two would take the last place."""
         self._podless: dict[str, dict[str, Podless]] = {}
         """Namespace → uid of a job → how long it has had no driver; lost, it counts anew."""
 
     def forget(self, namespace: str) -> None:
         """Give back the places of a namespace's jobs: they end with its topics."""
         self._running.pop(namespace, None)
+        self._replacing.discard(namespace)
         self._podless.pop(namespace, None)
 
     async def keep(self, seen: Observed, decided: Plan, *, full: bool) -> Kept:
@@ -88,8 +96,9 @@ class Maintenance:
         if not self._settings.maintenance.enabled or not self._settings.pipeline_image:
             return Kept(is_enabled=False)
         jobs = {one["metadata"]["name"]: one for one in seen.cluster.jobs}
-        self._running[seen.cluster.namespace] = sum(1 for one in jobs.values() if _runs(one))
-        if full:
+        if full:  # else what there is of jobs may be from before we started one
+            self._running[seen.cluster.namespace] = sum(map(_runs, jobs.values()))
+            self._replacing.discard(seen.cluster.namespace)
             self._note_podless(seen)
         statuses: dict[str, tuple[Mapping[str, Any] | None, Told]] = {}
         is_due = False
@@ -106,7 +115,8 @@ class Maintenance:
                 statuses[case.name] = await self._topic(seen, decided, case, table, jobs)
             except TidewaterError as error:
                 log.warning("%s: maintenance: %s", case.name, error)
-        busy = bool(self._running[seen.cluster.namespace])
+        name = seen.cluster.namespace
+        busy = bool(self._running[name]) or name in self._replacing
         return Kept(statuses, is_busy=busy, is_due=is_due)
 
     def _note_podless(self, seen: Observed) -> None:
@@ -183,8 +193,12 @@ class Maintenance:
             return {}
         word = table.manual[:1_000] or table.before.get("manual", "")
         try:
-            if not await self._make(seen, decided, case, table, trigger, old):
-                return {}
+            async with self._starting:
+                await self._count()
+                if not self._has_room(seen.cluster.namespace):
+                    return {}
+                if not await self._make(seen, decided, case, table, trigger, old):
+                    return {}
         except Invalid as error:
             if (
                 isinstance(error, ApiRefused) and error.code == 409
@@ -209,7 +223,7 @@ class Maintenance:
         if old is not None:  # its name is needed; the next pass starts the new one
             uid = old["metadata"]["uid"]
             await self._api.delete(JOB, namespace, old["metadata"]["name"], uid)
-            self._running[namespace] += 1  # look again soon
+            self._replacing.add(namespace)
             return False
         assert table.report is not None
         report = table.report
@@ -233,11 +247,21 @@ class Maintenance:
         await self._events.tell(case.manifest, f"Maintenance{trigger}", message)
         return True
 
+    async def _count(self) -> None:
+        """Count the jobs of all namespaces, also of those that no pass has looked at yet.
+
+        Whoever led before us may have started some there.
+        """
+        namespaces: list[str | None] = [*self._settings.watch_namespaces] or [None]
+        lists = [await self._api.list(JOB, namespace, OURS) for namespace in namespaces]
+        jobs = [job for found in lists for job in found]
+        self._running = Counter(job["metadata"]["namespace"] for job in jobs if _runs(job))
+
     def _has_room(self, namespace: str) -> bool:
         """Tell whether another job may run: half of the places are kept from any one namespace."""
         most = self._settings.maintenance.max_jobs
-        mine = self._running.get(namespace, 0)
-        return sum(self._running.values()) < most and mine < (most + 1) // 2
+        mine = self._running[namespace]
+        return self._running.total() < most and mine < (most + 1) // 2
 
     async def _prepare(self, seen: Observed, decided: Plan, *, spread: bool) -> None:
         head = {
