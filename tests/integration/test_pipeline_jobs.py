@@ -20,6 +20,7 @@ from tidewater_core.settings import CatalogSettings
 from tidewater_core.units import Duration
 from tidewater_pipeline.cli import maintain
 from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.arguments import build_parser
 from tidewater_pipeline.cli.run import Run
 from tidewater_pipeline.jobs import audit, compact, expire, ingest, manifests, orphans, replay
 from tidewater_pipeline.jobs import retention as retain
@@ -29,7 +30,7 @@ from tidewater_pipeline.subscribers import Cursor
 from tidewater_testing.checker import verify
 from tidewater_testing.parts.seaweed import SeaweedFS
 from tidewater_testing.parts.worker import Worker, topic_manifest
-from tidewater_testing.spark import SPARK_MARKS, small_spark
+from tidewater_testing.spark import SPARK_MARKS, small_spark, within_one_hour
 from tidewater_testing.subscriptions import Consumer, subscription_manifest
 from tidewater_testing.traffic import Load, Traffic
 from tidewater_testing.walking import Walker
@@ -94,6 +95,7 @@ def session(worker: Worker) -> Iterator[Session]:
 
 def produce(worker: Worker, topic: str, batches: int, rows: int = 10, partitions: int = 2) -> None:
     """Send batches and commit each: one file a batch."""
+    within_one_hour()
     for number in range(batches):
         for partition in range(partitions):
             messages = [
@@ -270,7 +272,7 @@ def test_upkeep_asks_who_still_reads(worker: Worker, session: Session) -> None:
     topic = "shop/read"
     produce(worker, topic, batches=6)
     words = ["maintain", "--topic", topic, "--data", str(worker.directory), "--older-than", "1m"]
-    args = given.build_parser().parse_args(words)
+    args = build_parser().parse_args(words)
     later = replace(session, clock=LaterClock(3 * 3600))
     run = Run(later, args, given.places(args, {}).store)
     refused = maintain.maintain(run, TopicName.parse(topic))

@@ -29,7 +29,7 @@ from tidewater_core.errors import (
 from tidewater_core.names import COMMIT_ID, TW_TIME, TopicName
 from tidewater_core.settings import CatalogSettings
 from tidewater_pipeline.jars import find_jars
-from tidewater_pipeline.java import find_java
+from tidewater_pipeline.java import choose_java
 from tidewater_pipeline.metadata import state_of
 from tidewater_pipeline.report import Progress
 from tidewater_pipeline.settings import SparkSettings, catalog_settings_conf, spark_conf
@@ -169,9 +169,7 @@ class Session:
     def start(self) -> Self:
         """Start the JVM; it takes 10 seconds and more."""
         began = time.monotonic()
-        java = find_java(os.environ)
-        if Path(java).is_absolute():
-            os.environ["JAVA_HOME"] = str(Path(java).parents[1])
+        choose_java(os.environ)
         import pyspark
         from pyspark.sql import SparkSession
 

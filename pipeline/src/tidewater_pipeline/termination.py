@@ -4,11 +4,13 @@
     topic   := {"topic", "outcome", "retry", "message", "seconds", "before", "after", "removed",
                 "steps": [{"job", "outcome", "seconds", "message"?} …]}
 
-`before` and `after` are files, bytes, rows, snapshots and manifests of the table. `retry` says of a
-failure whether the same run may succeed later. What does not fit is cut: texts first, then steps.
+`before` and `after` are files, bytes, rows, snapshots, manifests and delete_files of the table.
+`retry` says of a failure whether the same run may succeed later. What does not fit is cut: texts
+first, then steps, then topics. The report on stdout or in a file says all of it.
 """  # noqa: E501 - the grammar
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -106,6 +108,10 @@ class RunResult:
         """Say if what failed may succeed when it is run again as it is."""
         failed = [each for each in self.verdicts if each.outcome is Outcome.FAILED]
         return bool(failed) and all(each.retry for each in failed)
+
+    def report(self) -> str:
+        """Write all of it."""
+        return self._write(sys.maxsize, with_steps=True)
 
     def message(self) -> str:
         """Write the message, as much of it as fits."""

@@ -7,7 +7,8 @@ import pytest
 
 from tidewater_core.errors import Invalid, Retryable
 from tidewater_pipeline.cli import compact
-from tidewater_pipeline.cli.options import build_parser, compact_options
+from tidewater_pipeline.cli.arguments import build_parser
+from tidewater_pipeline.cli.options import compact_options
 
 
 def words(*given: str) -> list[str]:

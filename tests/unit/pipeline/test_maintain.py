@@ -4,6 +4,7 @@ import json
 import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from tidewater_core.names import HOLD, ORPHANS_AT, TopicName
 from tidewater_core.units import ByteSize, Duration
 from tidewater_pipeline.cli import maintain
 from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.arguments import build_parser
+from tidewater_pipeline.cli.main import exit_code as run_exit_code
 from tidewater_pipeline.cli.main import main
 from tidewater_pipeline.cli.run import failure
 from tidewater_pipeline.executors import ExecutorOptions, executor_conf, pod_template, spark_memory
@@ -117,6 +120,14 @@ def test_the_exit_code_says_whether_a_retry_makes_sense(
     assert maintain.exit_code(done) == code
 
 
+@pytest.mark.parametrize("job", ["import", "replay", "audit", "maintain"])
+def test_what_was_not_done_is_no_success(job: str) -> None:
+    """An import that lost a race for its record ended with exit code 0: nobody ran it again."""
+    report = failure(job, "a/b", ConflictError("CommitConflict", "another was faster"))
+    assert (report.outcome, report.retry) == (Outcome.FAILED, True)
+    assert run_exit_code([report]) == 1
+
+
 def test_refusing_to_pass_a_cursor_is_no_failure() -> None:
     report = Report("retention", "a/b", outcome=Outcome.REFUSED, message="billing lies behind")
     done = RunResult(topics=(TopicResult(topic="a/b", verdict=verdict([report])),))
@@ -203,6 +214,29 @@ def test_the_message_fits(topics: int) -> None:
     ).message()
     assert len(text.encode()) <= BYTES_MAX
     assert len(json.loads(text)["topics"]) >= 1
+
+
+def test_the_report_leaves_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 30 topics 17 were left out, as what Kubernetes keeps of a container has 4 KiB."""
+    steps = [Report(job, "a/b", message="ü" * 900) for job in maintain.RUNNERS]
+    names = [f"shop/t{number}" for number in range(30)]
+    done = [TopicResult(topic=name, verdict=GOOD, steps=steps) for name in names]
+    monkeypatch.setattr(maintain, "_topics", lambda _run: done)
+    left, report = tmp_path / "termination-log", tmp_path / "report.json"
+    words = ["maintain", "--topic=a/b", "--catalog=uri=x", f"--termination-log={left}"]
+    session: Any = nullcontext()
+    assert maintain.execute(session, None, build_parser().parse_args(words)) == 0
+    more = [*words, f"--report={report}"]
+    assert maintain.execute(session, None, build_parser().parse_args(more)) == 0
+    assert len(left.read_bytes()) <= BYTES_MAX
+    assert json.loads(left.read_text())["left_out"] > 0
+    for text in (capsys.readouterr().out, report.read_text()):
+        topics = json.loads(text)["topics"]
+        assert [each["topic"] for each in topics] == names
+        assert all(len(each["steps"]) == 5 for each in topics)
+        assert topics[0]["steps"][0]["message"] == "ü" * 900
 
 
 def test_settings_with_variables() -> None:
@@ -324,11 +358,11 @@ def test_the_driver_looks_at_its_own_pod(tmp_path: Path) -> None:
 
 def test_arguments_of_the_operator() -> None:
     words = ["maintain", "--topic", "shop/orders", "--settings", "x", "--memory", "2Gi"]
-    args = given.build_parser().parse_args([*words, "--executors", "2", "--conf", "spark.a=b"])
+    args = build_parser().parse_args([*words, "--executors", "2", "--conf", "spark.a=b"])
     spark = given.spark_settings(args, POD, "/t")
     assert (spark.master, spark.driver_memory) == ("k8s://https://kubernetes.default.svc", "2048m")
     assert spark.conf["spark.a"] == "b"
-    local = given.spark_settings(given.build_parser().parse_args(words), {}, "")
+    local = given.spark_settings(build_parser().parse_args(words), {}, "")
     assert (local.master, dict(local.conf)) == ("local[*]", {})
     with pytest.raises(Invalid, match="alone"):
         given.parse_jobs("maintain,audit")

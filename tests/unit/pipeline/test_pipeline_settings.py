@@ -1,5 +1,6 @@
 """Catalog settings become Spark's; the command line becomes options."""
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from tidewater_core.errors import (
 )
 from tidewater_core.settings import embedded
 from tidewater_core.units import ByteSize
+from tidewater_pipeline.cli import compact
 from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.arguments import build_parser
 from tidewater_pipeline.cli.main import main
 from tidewater_pipeline.cli.run import cores_of
 from tidewater_pipeline.jars import ARTIFACTS, find_jars, pom_text
-from tidewater_pipeline.java import find_java, parse_version
+from tidewater_pipeline.java import choose_java, find_java, parse_version
 from tidewater_pipeline.places import StoreSettings
 from tidewater_pipeline.report import Outcome, Report, summary
 from tidewater_pipeline.session import ConflictError, SnapshotGoneError, named_errors
@@ -113,7 +116,7 @@ def test_what_is_given_wins() -> None:
 
 
 def test_arguments(tmp_path: Path) -> None:
-    parser = given.build_parser()
+    parser = build_parser()
     args = parser.parse_args(
         ["compact,expire", "--topic", "a/b", "--catalog", "uri=http://c", "--target-size", "8Mi"]
     )
@@ -173,15 +176,27 @@ def test_nothing_that_readers_need_goes_without_a_store(
     """Without a store no subscription was known, and rows that one had not read were removed."""
     assert main([*words, *CATALOG]) == 2
     assert "NoStore" in capsys.readouterr().err
-    args = given.build_parser().parse_args([*words, *CATALOG])
+    args = build_parser().parse_args([*words, *CATALOG])
     given.check_store(words[0].split(","), args, StoreSettings(place="x"))
     args.force = True
     given.check_store(words[0].split(","), args, None)
 
 
+def test_each_option_says_what_it_is_and_what_it_is_without() -> None:
+    own = argparse.ArgumentParser()
+    compact.add_arguments(own)
+    for parser in (build_parser(), own):
+        for action in parser._actions:
+            if action.option_strings and action.option_strings[0] != "-h" and not action.required:
+                assert "(default: " in str(action.help), action.option_strings
+    text = " ".join(own.format_help().split())
+    assert "a bare name means default/NAME" in text
+    assert "(default: ./data)" in text
+
+
 def test_what_asks_nobody_needs_no_store() -> None:
     def check(*words: str) -> None:
-        args = given.build_parser().parse_args([*words, *CATALOG])
+        args = build_parser().parse_args([*words, *CATALOG])
         given.check_store([words[0]], args, None)
 
     check("compact")
@@ -203,6 +218,18 @@ def test_java_versions() -> None:
 
 def test_java_is_found() -> None:
     assert find_java({}) == "java"
+
+
+def test_an_old_java_home_does_not_stand_before_the_java_that_was_chosen(tmp_path: Path) -> None:
+    """Spark's scripts take JAVA_HOME before the PATH: Java 11 started, and failed."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    for version, left in (("11.0.2", None), ("21.0.1", str(tmp_path))):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+        environment = {"JAVA_HOME": str(tmp_path)}
+        choose_java(environment)
+        assert environment.get("JAVA_HOME") == left
 
 
 def test_jars_of_an_image_are_used(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Conflict, Corrupt, Invalid
 from tidewater_core.names import TopicName
 from tidewater_core.settings import CatalogSettings
+from tidewater_pipeline.cli.arguments import build_parser
 from tidewater_pipeline.cli.main import run_jobs
-from tidewater_pipeline.cli.options import build_parser
 from tidewater_pipeline.cli.run import Run
 from tidewater_pipeline.places import StoreSettings
 from tidewater_pipeline.report import Outcome

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from tidewater_core.errors import Invalid, Retryable
-from tidewater_pipeline.cli.options import add_compact_arguments, add_session_arguments
+from tidewater_pipeline.cli.arguments import (
+    FORCE_HELP,
+    add_compact_arguments,
+    add_session_arguments,
+)
 
 NAME = "compact"
 HELP = "Join the small files of a topic's table into large ones, in order, with Spark."
@@ -23,6 +27,8 @@ INTERMIXED = True
 
 ENVIRONMENT: Final = ".venv-pipeline"
 TARGET: Final = "setup-pipeline"
+DATA: Final = "data"
+"""Where `make run` has it."""
 PYTHON_VARIABLE: Final = "TIDEWATER_PIPELINE_PYTHON"
 PASSED_ON: Final = (
     "settings",
@@ -38,18 +44,21 @@ PASSED_ON: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("topic", nargs="+", metavar="NS/NAME", help="the topics to compact")
-    add_compact_arguments(parser)
     parser.add_argument(
-        "--force", action="store_true", help="also a topic that the coordination store lacks"
+        "topic",
+        nargs="+",
+        metavar="NS/NAME",
+        help="the topics to compact; a bare name means default/NAME",
     )
+    add_compact_arguments(parser)
+    parser.add_argument("--force", action="store_true", help=FORCE_HELP)
     parser.add_argument(
         "--then",
         default="",
         metavar="JOB[,JOB…]",
-        help="further jobs in the same session, such as expire or audit",
+        help="further jobs in the same session, such as expire or audit (default: none)",
     )
-    add_session_arguments(parser)
+    add_session_arguments(parser, data=f"./{DATA}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +85,7 @@ def command_words(args: argparse.Namespace) -> list[str]:
         # `orders` alone is a topic of the namespace that `tidewater dev` uses.
         words += ["--topic", topic if "/" in topic else f"default/{topic}"]
     if not args.catalog and args.settings is None:
-        words += ["--data", str(args.data or Path("data"))]
+        words += ["--data", str(args.data or Path(DATA))]
     for option in PASSED_ON:
         value = getattr(args, option)
         if value is not None:

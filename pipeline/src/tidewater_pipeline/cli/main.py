@@ -14,12 +14,14 @@ from tidewater_core.errors import Retryable, TidewaterError
 from tidewater_core.names import TopicName
 from tidewater_pipeline.cli import maintain
 from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.arguments import MAINTAIN, build_parser
 from tidewater_pipeline.cli.run import (
     EXIT_AGAIN,
     EXIT_GOOD,
     EXIT_PERSON,
     EXIT_STOPPED,
     EXIT_WRONG,
+    UPKEEP,
     Run,
     StoppedError,
     cores_of,
@@ -41,10 +43,6 @@ from tidewater_pipeline.jobs import (
 from tidewater_pipeline.own_pod import own_pod
 from tidewater_pipeline.report import GOOD, Progress, Report, summary
 from tidewater_pipeline.session import Session, TopicTable
-
-UPKEEP: Final = frozenset({"compact", "expire", "orphans", "manifests", "retention"})
-"""Jobs that change what is there: one at a time on a table. The others read, or append; import and
-replay are one at a time of the same id."""
 
 Job = Callable[[Run, TopicTable], Report]
 
@@ -110,7 +108,7 @@ CHECKS: Final[dict[str, Callable[[argparse.Namespace], object]]] = {
     "retention": given.retention_options,
     "import": given.import_options,
     "replay": given.replay_options,
-    given.MAINTAIN: maintain.upkeep_options,
+    MAINTAIN: maintain.upkeep_options,
 }
 """What can be wrong with a job's arguments, found before Spark takes its time to start."""
 
@@ -147,7 +145,7 @@ def execute(jobs: list[str], args: argparse.Namespace) -> int:
     with _pod_template(args, pod) as template:
         spark = given.spark_settings(args, os.environ, template, pod)
         session = Session(where.catalog, spark, progress)
-        if jobs == [given.MAINTAIN]:
+        if jobs == [MAINTAIN]:
             return maintain.execute(session, where.store, args)
         with stopped_by_sigterm(lambda: None), session:
             reports = run_jobs(Run(session, args, where.store), jobs, topics)
@@ -185,7 +183,7 @@ def _pod_template(args: argparse.Namespace, pod: Mapping[str, Any]) -> Iterator[
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 0 good, 1 try again, 2 wrong usage, 3 a person must look."""
-    args = given.build_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     jobs: list[str] = []
     try:
         jobs = given.parse_jobs(args.jobs)
@@ -198,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     except StoppedError:
         return EXIT_STOPPED
     except TidewaterError as error:
-        if jobs == [given.MAINTAIN]:
+        if jobs == [MAINTAIN]:
             return maintain.refuse(error, args)
         sys.stderr.write(f"tidewater-pipeline: {error}\n")
         said = failure("", "", error)

@@ -83,7 +83,7 @@ def execute(session: Session, store: StoreSettings | None, args: argparse.Namesp
         leave(result(Verdict(Outcome.FAILED, True, f"unexpected: {error!r}")), args)
         raise
     leave(whole, args)
-    text = whole.message() + "\n"
+    text = whole.report() + "\n"
     if args.report is not None:
         args.report.write_text(text)
     else:

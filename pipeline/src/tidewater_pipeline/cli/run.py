@@ -22,6 +22,7 @@ from tidewater_pipeline.session import ConflictError, Session, TopicTable
 from tidewater_pipeline.state import TableState
 from tidewater_pipeline.subscribers import Store, Subscribers
 from tidewater_pipeline.turns import turn
+from tidewater_pipeline.upkeep import STEPS
 
 EXIT_GOOD: Final = 0
 EXIT_AGAIN: Final = 1
@@ -33,6 +34,9 @@ EXIT_PERSON: Final = 3
 EXIT_STOPPED: Final = 128 + signal.SIGTERM
 STOP_S_MAX: Final = 10.0
 """How long Spark may take to end after SIGTERM."""
+UPKEEP: Final = frozenset(STEPS)
+"""Jobs that change what is there: one at a time on a table. The others read, or append; import and
+replay are one at a time of the same id."""
 
 
 class StoppedError(BaseException):
@@ -98,8 +102,12 @@ def check_owner(state: TableState, topic: str) -> None:
 
 
 def failure(job: str, topic: str, error: TidewaterError) -> Report:
-    """Report an error by what to do next."""
-    if isinstance(error, ConflictError):
+    """Report an error by what to do next.
+
+    Upkeep that lost a race is left to the next run. Nobody but a person runs an import, a replay or
+    an audit again: what is not done has failed.
+    """
+    if isinstance(error, ConflictError) and job in UPKEEP:
         return Report(job, topic, outcome=Outcome.CONFLICT, message=str(error))
     return Report(job, topic, outcome=Outcome.FAILED, message=str(error), retry=passes(error))
 
