@@ -16,9 +16,11 @@ from tidewater_core.security import TlsSettings
 from tidewater_core.settings import Limits
 from tidewater_core.units import ByteSize
 from tidewater_pipeline.cli import options as given
+from tidewater_pipeline.cli.arguments import build_parser
 from tidewater_pipeline.jobs import ingest, replay
 from tidewater_pipeline.report import Outcome
 from tidewater_pipeline.session import Session, TopicTable
+from tidewater_pipeline.state import Size
 from tidewater_testing.parts.kubernetes import Account, Reviews, Role
 from tidewater_testing.parts.secured import SecuredWorker
 from tidewater_testing.parts.worker import topic_manifest
@@ -47,7 +49,9 @@ TYPED = {
 }
 TOPICS = {
     **dict.fromkeys(("typed", "typed-copy", "typed-json", "typed-csv"), TYPED),
-    **dict.fromkeys(("as-text", "loaded", "raw", "raw-copy", "grown", "dead", "files"), RAW),
+    **dict.fromkeys(
+        ("as-text", "loaded", "raw", "raw-copy", "grown", "dead", "files", "typo"), RAW
+    ),
     **dict.fromkeys(("csv", "json", "cut"), RAW),
     "many": {**RAW, "partitions": 3},
     "many-copy": {**RAW, "partitions": 3},
@@ -102,12 +106,12 @@ def words(worker: SecuredWorker, reviews: Reviews, tmp_path: Path) -> list[str]:
 
 def import_options(words: list[str], *more: str) -> ingest.ImportOptions:
     whole = ["import", "--topic", "shop/x", *words, *more]
-    return given.import_options(given.build_parser().parse_args(whole))
+    return given.import_options(build_parser().parse_args(whole))
 
 
 def replay_options(words: list[str], to: str, *more: str) -> replay.ReplayOptions:
     whole = ["replay", "--topic", "shop/x", "--to", f"shop/{to}", *words, *more]
-    return given.replay_options(given.build_parser().parse_args(whole))
+    return given.replay_options(build_parser().parse_args(whole))
 
 
 def table_of(session: Session, name: str) -> TopicTable:
@@ -144,7 +148,9 @@ def test_typed_rows_arrive_as_they_were(
     session.spark.sql(ROWS).repartition(2).write.parquet(str(source))
     options = import_options(words, "--from", str(source), "--batch", "7")
     typed = table_of(session, "typed")
-    assert ingest.run(session, typed, options).details["messages"] == 20
+    done = ingest.run(session, typed, options)
+    assert done.details["messages"] == 20
+    assert (done.before, done.after is None) == (Size(), False)
     flush(worker, "typed")
     expected = rows_of(session, f"parquet.`{source}`")
     assert len(expected) == 20
@@ -160,6 +166,25 @@ def test_typed_rows_arrive_as_they_were(
     first = next(m["value"] for m in read(worker, "as-text") if '"id":0,' in m["value"])
     assert '"amount":1034567890123456789012345678.0123456789,' in first
     assert '"at":"2023-11-14T22:13:20.123457Z","local":"2026-01-31T12:00:00.000123"' in first
+
+
+def test_what_spark_refuses_takes_no_id(
+    worker: SecuredWorker, session: Session, words: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "rows"
+    session.spark.sql(ROWS).write.parquet(str(source))
+    target = table_of(session, "typo")
+    options = import_options(words, "--from", str(source), "--value", "day", "--id", "mine")
+    with pytest.raises(Invalid, match="SparkRefused"):
+        ingest.run(session, target, options)
+    done = ingest.run(session, target, replace(options, value="blob"))
+    assert done.details["messages"] == 20
+    flush(worker, "typo")
+    wrong = replay_options(words, "files", "--where", "bolb IS NULL", "--id", "mine")
+    with pytest.raises(Invalid, match="SparkRefused"):
+        replay.run(session, target, wrong)
+    right = replace(wrong, where="value IS NULL")
+    assert replay.run(session, target, right).outcome is Outcome.DONE
 
 
 def test_text_files_take_the_types_of_the_topic(
@@ -226,6 +251,8 @@ def test_an_import_goes_on_file_by_file(
     assert len(read(worker, "files")) == 2
     assert ingest.run(session, target, options).details["messages"] == 3, "not what is through"
     assert ingest.run(session, target, options).outcome is Outcome.NOTHING
+    with pytest.raises(Invalid, match="IdTaken"):
+        ingest.run(session, target, replace(options, batch_rows=2))
     (folder / "i.json").write_text('{"n": 5}\n')
     assert ingest.run(session, target, options).details["messages"] == 1
     assert sorted(json.loads(m["value"])["n"] for m in read(worker, "files")) == list(range(6))

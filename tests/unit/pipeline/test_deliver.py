@@ -29,6 +29,7 @@ from tidewater_pipeline.jobs.ingest import (
     plan_import,
     plan_pin,
     plan_through,
+    what_of,
 )
 from tidewater_pipeline.jobs.ingest import batches as import_batches
 from tidewater_pipeline.jobs.replay import ReplayOptions, ends_of, payload_expression, plan_replay
@@ -269,10 +270,11 @@ def test_an_import_of_many_files_goes_on_after_those_that_are_through(
     """A worker remembers 10,000 producers: of more files the first ones were stored again."""
     monkeypatch.setattr("tidewater_pipeline.jobs.ingest.FILES_AT_ONCE", 2)
     files = ["a", "b", "c", "d", "e"]
-    new = plan_through(None, "lake", 3)
+    lake = ImportOptions(source="lake")
+    new = plan_through(None, lake, 3)
     steps = plan_files(new, files)
     assert [(first, step.files) for first, step in steps] == [(0, 2), (2, 4), (4, 5)]
-    stored = plan_through(steps[0][1].to_json(), "lake", 3)
+    stored = plan_through(steps[0][1].to_json(), lake, 3)
     assert plan_files(stored, files) == steps[1:]
     through = steps[-1][1]
     assert plan_files(through, files) == []
@@ -281,9 +283,9 @@ def test_an_import_of_many_files_goes_on_after_those_that_are_through(
         with pytest.raises(Invalid, match="FilesChanged"):
             plan_files(through, changed)
     with pytest.raises(Invalid, match="IdTaken"):
-        plan_through(through.to_json(), "other", 3)
+        plan_through(through.to_json(), ImportOptions(source="other"), 3)
     with pytest.raises(Corrupt):
-        plan_through("{}", "lake", 3)
+        plan_through("{}", lake, 3)
     assert plan_files(new, []) == []
 
 
@@ -294,16 +296,39 @@ def test_a_table_of_many_files_is_few_streams() -> None:
 
 
 def test_an_import_from_a_table_keeps_to_the_version_it_began_with() -> None:
-    begun = plan_pin(None, "lake.events", 7, 3)
-    assert begun == Pinned("lake.events", 7, 3)
-    later = plan_pin(begun.to_json(), "lake.events", 9, 6)
+    events = ImportOptions(source="lake.events", format="table")
+    begun = plan_pin(None, events, 7, 3)
+    assert begun == Pinned("lake.events", what_of(events), 7, 3)
+    later = plan_pin(begun.to_json(), events, 9, 6)
     assert later == begun, "the source has gone on since, and the topic has grown"
     done = replace(begun, done=True)
-    assert plan_pin(done.to_json(), "lake.events", 9, 3).done
+    assert plan_pin(done.to_json(), events, 9, 3).done
     with pytest.raises(Invalid, match="choose another"):
-        plan_pin(begun.to_json(), "lake.other", 9, 3)
+        plan_pin(begun.to_json(), replace(events, source="lake.other"), 9, 3)
     with pytest.raises(Corrupt):
-        plan_pin("{}", "lake.events", 9, 3)
+        plan_pin("{}", events, 9, 3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"batch_rows": 10}, {"key": "id"}, {"value": "v"}, {"format": "json"}]
+)
+def test_an_id_is_one_import(change: dict[str, Any]) -> None:
+    """With another --batch the worker knew none of the requests, and stored all rows again."""
+    options = ImportOptions(source="lake", run_id="mine")
+    other = replace(options, **change)
+    begun: list[tuple[Any, str]] = [
+        (plan_through, plan_through(None, options, 3).to_json()),
+        (lambda *args: plan_pin(args[0], args[1], 7, 3), plan_pin(None, options, 7, 3).to_json()),
+    ]
+    for go_on, stored in begun:
+        assert go_on(stored, options, 3).source == "lake"
+        with pytest.raises(Invalid, match=r"IdTaken.*--batch"):
+            go_on(stored, other, 3)
+    columns = ["id", "v"]
+    ids = {
+        plan_import(replace(each, run_id=None), "a/b", columns).run_id for each in (options, other)
+    }
+    assert len(ids) == 2, "without --id it is another run"
 
 
 def test_who_we_are_travels_as_values(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import AnalysisException
 
-from tidewater_core.errors import Corrupt, Invalid, Retryable
+from tidewater_core.errors import Corrupt, Invalid, NotFound, Retryable
 from tidewater_core.names import TopicName
 from tidewater_pipeline.deliver import (
     HELD_BYTES_MAX,
     REQUEST_BYTES_MAX,
     TASKS_AT_ONCE,
     Batch,
+    Sent,
     Target,
     producer_id,
     route,
@@ -22,11 +24,14 @@ from tidewater_pipeline.deliver import (
 from tidewater_pipeline.jobs import ingest, replay
 from tidewater_pipeline.jobs.replay import ReplayOptions, begin_replay, chosen_rows, go_on
 from tidewater_pipeline.records import Record
+from tidewater_pipeline.report import Outcome
 from tidewater_pipeline.session import TopicTable, _named
+from tidewater_pipeline.state import Size
 from tidewater_worker.log.producers import Producers, Request, Stored
 from tidewater_worker.topic import partition_of
 
 TARGET = Target("http://x", "a/b", 1000, "import-1", partitions=3)
+LAKE = ingest.ImportOptions(source="lake", batch_rows=1000)
 OPTIONS = ReplayOptions(to=TopicName("a", "b"), url="http://x")
 
 
@@ -63,10 +68,10 @@ def rows(files: int, each: int, keyed: bool) -> list[dict[str, Any]]:
 def test_an_import_goes_on_after_the_topic_has_grown(keyed: bool) -> None:
     """Of 10,000 rows 14,320 were stored: a worker chose by the partitions that there were."""
     source = rows(1000, 10, keyed)
-    pinned = ingest.plan_through(None, "lake", 3).to_json()
+    pinned = ingest.plan_through(None, LAKE, 3).to_json()
     topic = Topic()
     topic.send(TARGET, ingest.batches(source[:9000], TARGET))
-    known = ingest.plan_through(pinned, "lake", 6)
+    known = ingest.plan_through(pinned, LAKE, 6)
     target = replace(TARGET, partitions=known.partitions)
     topic.send(target, ingest.batches(source, target))
     assert len(topic.stored()) == len(set(topic.stored())) == 10_000
@@ -146,6 +151,23 @@ def test_the_driver_can_hold_what_its_tasks_return() -> None:
     assert "OutOfMemory" in str(_named(said, said, analysis=False))
 
 
+def test_rows_of_a_topic_that_is_gone_go_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table names no partition without rows: of 5, as many as the target has, 3 were counted."""
+
+    def gone(*_args: object) -> None:
+        raise NotFound("UnknownTopic", "it is gone")
+
+    monkeypatch.setattr(replay, "topic_info", gone)
+    table: Any = SimpleNamespace(topic="a/c")
+    counts = (replay._partitions(table, OPTIONS), 3)
+    assert counts == (None, 3)
+    begun = begin_replay(OPTIONS, "a/c", counts, {}, {0: 10, 2: 10, 4: 10})
+    assert not begun.keeps_partition
+    far = {**replayed(0, b"k"), "tw_partition": 4}
+    (made,) = replay.batches([far], TARGET, "a/c", begun.keeps_partition)
+    assert made.partitions == (partition_of(b"k", 3),)
+
+
 class Properties:
     """A table that is nothing but properties, which others write, too."""
 
@@ -176,3 +198,78 @@ def test_two_runs_of_an_id_do_not_go_two_ways() -> None:
         one.write("theirs, through")
     two.write("ours, through")
     assert table.held == {"k": "ours, through"}
+
+
+class Source(Properties):
+    """The table of a topic with rows, or with none."""
+
+    topic = TopicName("a", "c")
+
+    def __init__(self, frontier: int) -> None:
+        super().__init__()
+        self.frontier = frontier
+
+    def load(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            properties=dict(self.held), size=Size(), snapshot_id=7, starts={0: 0},
+            frontiers={0: self.frontier},
+        )  # fmt: skip
+
+    def rows(self, _state: object) -> "Source":
+        return self
+
+    def where(self, condition: str) -> "Source":
+        if "typo" in condition:
+            raise AnalysisException("UNRESOLVED_COLUMN: typo")
+        return self
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the arguments of each call that sends."""
+    found: list[Any] = []
+    monkeypatch.setattr(replay, "topic_info", lambda *_: SimpleNamespace(partitions=1, typed=False))
+
+    def send(*args: Any) -> list[Sent]:
+        found.append(args)
+        return []
+
+    monkeypatch.setattr(replay, "_send", send)
+    return found
+
+
+def test_a_typo_does_not_take_an_id(sent: list[Any]) -> None:
+    """It was written down before Spark had seen the condition: the right one was refused."""
+    table: Any = Source(frontier=10)
+    wrong = replace(OPTIONS, run_id="mine", where="typo > 3")
+    with pytest.raises(Invalid, match="SparkRefused"):
+        replay.run(cast("Any", None), table, wrong)
+    assert (table.held, sent) == ({}, [])
+    done = replay.run(cast("Any", None), table, replace(wrong, where="id > 3"))
+    assert (done.outcome, len(sent)) == (Outcome.DONE, 1)
+
+
+def test_an_empty_range_was_not_done_by_an_earlier_run(sent: list[Any]) -> None:
+    table: Any = Source(frontier=0)
+    options = replace(OPTIONS, run_id="mine")
+    empty = replay.run(cast("Any", None), table, options)
+    assert (empty.outcome, empty.message) == (Outcome.NOTHING, replay.EMPTY)
+    assert (table.held, sent) == ({}, []), "the id is still free"
+    table.frontier = 5
+    assert replay.run(cast("Any", None), table, options).outcome is Outcome.DONE
+    again = replay.run(cast("Any", None), table, options)
+    assert (again.outcome, len(sent)) == (Outcome.NOTHING, 1)
+    assert "done by an earlier run" in again.message
+
+
+def test_an_import_says_how_large_the_table_was_and_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "topic_info", lambda *_: SimpleNamespace(partitions=1, typed=False))
+    monkeypatch.setattr(ingest, "_source", lambda *_: SimpleNamespace(columns=["id"]))
+    monkeypatch.setattr(ingest, "_from_files", lambda *_: [Sent(messages=3)])
+    sizes = [Size(files=1), Size(files=2)]
+    table: Any = SimpleNamespace(topic="a/b", load=lambda: SimpleNamespace(size=sizes.pop(0)))
+    session: Any = SimpleNamespace(
+        spark=SimpleNamespace(conf=SimpleNamespace(set=lambda *_: None)),
+    )
+    said = ingest.run(session, table, LAKE).to_json()
+    assert (said["before"]["files"], said["after"]["files"], said["messages"]) == (1, 2, 3)

@@ -12,6 +12,9 @@ when the first run began, which is what rows go by as long as the import goes on
 A table that is read goes on changing: compaction moves rows to other files. So the first run writes
 down which snapshot it reads, in the same property, and every later run of that id reads the same
 one; when it is through it says so, and nothing is ever sent again.
+
+With them stands what tells the import's options from others. Cut into other requests, or with other
+keys, the rows would be others to the worker, and be stored again: such a run is refused.
 """
 
 import hashlib
@@ -99,10 +102,13 @@ def plan_import(
     for column in filter(None, (options.key, options.value)):
         if column not in columns:
             raise Invalid("NoColumn", f"the source has no column {column!r}: {', '.join(columns)}")
-    run_id = options.run_id or run_id_of(
-        "import", topic, options.source, options.key, options.value, options.batch_rows
-    )
+    run_id = options.run_id or run_id_of("import", topic, what_of(options))
     return Target(options.url, topic, options.batch_rows, f"import-{run_id}", options.access, typed)
+
+
+def what_of(options: ImportOptions) -> str:
+    """Return what tells an import from others: with anything else its requests would be others."""
+    return run_id_of(options.source, options.format, options.key, options.value, options.batch_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,8 @@ class Pinned:
     """The version of a table that an import reads, as it is written down."""
 
     source: str
+    what: str
+    """What tells its options from others."""
     snapshot: int
     partitions: int
     """Of the topic, when the import began."""
@@ -125,6 +133,8 @@ class Through:
     """How many files of an import are through, in the order of their names, and which."""
 
     source: str
+    what: str
+    """What tells its options from others."""
     partitions: int
     """Of the topic, when the import began."""
     files: int = 0
@@ -140,20 +150,35 @@ def digest_of(files: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(files).encode()).hexdigest()[:32]
 
 
-def plan_through(stored: str | None, source: str, partitions: int) -> Through:
+def plan_through(stored: str | None, options: ImportOptions, partitions: int) -> Through:
     """Go on where earlier runs have come to; begin with no file."""
     if stored is None:
-        return Through(source, partitions, digest=digest_of(()))
+        return Through(options.source, what_of(options), partitions, digest=digest_of(()))
     try:
         found = json.loads(stored)
         known = Through(
-            found["source"], int(found["partitions"]), int(found["files"]), str(found["digest"])
+            str(found["source"]),
+            str(found["what"]),
+            int(found["partitions"]),
+            int(found["files"]),
+            str(found["digest"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt("ImportDamaged", f"the record of an import is {stored[:80]!r}") from error
-    if known.source != source:
-        raise Invalid("IdTaken", f"this id has imported {known.source}: choose another --id")
+    _check_same(known, options)
     return known
+
+
+def _check_same(known: Through | Pinned, options: ImportOptions) -> None:
+    """Refuse an id that another import has."""
+    if known.source != options.source:
+        raise Invalid("IdTaken", f"this id has imported {known.source}: choose another --id")
+    if known.what != what_of(options):
+        raise Invalid(
+            "IdTaken",
+            "this id has imported this source with another --format, --key, --value or --batch, "
+            "and its rows would be stored again: give those, or another --id",
+        )
 
 
 def plan_files(known: Through, files: list[str]) -> list[tuple[int, Through]]:
@@ -179,19 +204,22 @@ def pin_property(target: Target) -> str:
     return f"{IMPORT_PREFIX}{id_of(target)}"
 
 
-def plan_pin(stored: str | None, source: str, current: int, partitions: int) -> Pinned:
+def plan_pin(stored: str | None, options: ImportOptions, current: int, partitions: int) -> Pinned:
     """Go on with the version that the first run has read; begin with the current one."""
     if stored is None:
-        return Pinned(source, current, partitions)
+        return Pinned(options.source, what_of(options), current, partitions)
     try:
         found = json.loads(stored)
         known = Pinned(
-            found["source"], int(found["snapshot"]), int(found["partitions"]), bool(found["done"])
+            str(found["source"]),
+            str(found["what"]),
+            int(found["snapshot"]),
+            int(found["partitions"]),
+            bool(found["done"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt("ImportDamaged", f"the record of an import is {stored[:80]!r}") from error
-    if known.source != source:
-        raise Invalid("IdTaken", f"this id has imported {known.source}: choose another --id")
+    _check_same(known, options)
     return known
 
 
@@ -203,7 +231,7 @@ def run(
 ) -> Report:
     """Send every row that no earlier run of this id has sent; one run of an id at a time."""
     topic = str(table.topic)
-    report = Report("import", topic)
+    report = Report("import", topic, before=table.load().size)
     for setting in ("maxPartitionBytes", "openCostInBytes"):
         session.spark.conf.set(f"spark.sql.files.{setting}", WHOLE_FILE)
     info = topic_info(options.url, topic, options.access)
@@ -213,7 +241,7 @@ def run(
         target = replace(target, partitions=info.partitions)
         with hold(f"import/{topic}/{id_of(target)}"):
             if options.format == "table":
-                done = _from_table(session, table, options, target)
+                done = _from_table(session, table, options, target, source)
             else:
                 if options.format in READING:
                     schema = _schema(session, table, source, options, info.typed)
@@ -221,18 +249,24 @@ def run(
                 done = _from_files(session, table, options, target, source)
     if done is None:
         report.outcome, report.message = Outcome.NOTHING, "done by an earlier run"
+    report.after = table.load().size  # the worker's next commit has the rest
     report.details = totals(done or [], target)
     return report
 
 
 def _from_table(
-    session: Session, table: TopicTable, options: ImportOptions, target: Target
+    session: Session,
+    table: TopicTable,
+    options: ImportOptions,
+    target: Target,
+    source: "DataFrame",
 ) -> list[Sent] | None:
     """Send one version of a table; None if that was done before."""
+    source.selectExpr(*expressions(options, source.columns))  # what is refused is not written down
     record = Record(table, pin_property(target))
     current = _current(session, options)
-    new = plan_pin(record.text, options.source, current, target.partitions)
-    pinned = plan_pin(record.begin(new.to_json()), options.source, current, target.partitions)
+    new = plan_pin(record.text, options, current, target.partitions)
+    pinned = plan_pin(record.begin(new.to_json()), options, current, target.partitions)
     if pinned.done:
         return None
     source = _source(session, options, pinned.snapshot)
@@ -255,12 +289,12 @@ def _from_files(
     """Send files, one task each, some dozens at a time; None if all are through already."""
     # Spark writes the paths of local files in two ways.
     files = sorted(re.sub("^file:/+", "file:/", path) for path in source.inputFiles())
+    rows = source.selectExpr(*expressions(options, source.columns))  # refused: not written down
     record = Record(table, pin_property(target))
-    new = plan_through(record.text, options.source, target.partitions)
-    known = plan_through(record.begin(new.to_json()), options.source, target.partitions)
+    new = plan_through(record.text, options, target.partitions)
+    known = plan_through(record.begin(new.to_json()), options, target.partitions)
     target = replace(target, partitions=known.partitions)
     steps = plan_files(known, files)
-    rows = source.selectExpr(*expressions(options, source.columns))
     done: list[Sent] = []
     for first, step in steps:
         low, high = files[first], files[step.files - 1]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidewater_core.errors import Corrupt, Invalid, NotFound
 from tidewater_core.names import (
@@ -44,11 +44,15 @@ from tidewater_pipeline.report import Outcome, Report
 from tidewater_pipeline.session import Session, TopicTable, named_errors
 from tidewater_pipeline.state import TableState, quoted, sql_text
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 JSON_OPTIONS: Final = {
     # Spark's own formats cut times to milliseconds.
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+EMPTY: Final = "there is no message in this range yet"
 ORIGIN: Final = "tw-replayed-from"
 
 
@@ -137,11 +141,14 @@ class Begun:
 def begin_replay(
     options: ReplayOptions,
     source: str,
-    counts: tuple[int, int],
+    counts: tuple[int | None, int],
     starts: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> Begun:
-    """Decide what a first run reads; `counts` are the partitions of source and target."""
+    """Decide what a first run reads; `counts` are the partitions of source and target.
+
+    Of a source that is no topic any more nobody knows how many it had: its rows go by their keys.
+    """
     what = run_id_of(
         source, options.to, options.begin, options.end, options.where, options.batch_rows
     )
@@ -187,27 +194,40 @@ def run(
     size = state.size
     report = Report("replay", str(table.topic), before=size, after=size)
     to = topic_info(options.url, str(options.to), options.access)
-    counts = (_partitions(table, state, options), to.partitions)
+    counts = (_partitions(table, options), to.partitions)
     ends = ends_of(options, state.frontiers)
     target = plan_replay(options, str(table.topic), ends, typed=to.typed)
     if state.snapshot_id is None:
-        report.outcome = Outcome.NOTHING
-        return report
+        return _nothing(report, target, EMPTY)
+    with named_errors("replay"):
+        _chosen(table, state, options)  # what is refused is not written down
     new = begin_replay(options, str(table.topic), counts, state.starts, ends)
     with hold(f"replay/{table.topic}/{id_of(target)}"):
         record = Record(table, f"{REPLAY_PREFIX}{id_of(target)}")
+        if record.text is None and not new.ranges:
+            return _nothing(report, target, EMPTY)
         begun = go_on(record.begin(new.to_json()), new, state.starts)
         target = replace(target, partitions=begun.partitions)
-        if begun.done or not begun.ranges:
-            report.outcome = Outcome.NOTHING
-            report.message = "done by an earlier run: another --id sends it again"
-            report.details = totals([], target)
-            return report
+        if begun.done:
+            return _nothing(report, target, "done by an earlier run: another --id sends it again")
         with named_errors("replay"):
             done = _send(session, table, state, options, target, begun)
         record.write(replace(begun, done=True).to_json())
     report.details = totals(done, target)
     return report
+
+
+def _nothing(report: Report, target: Target, why: str) -> Report:
+    report.outcome, report.message = Outcome.NOTHING, why
+    report.details = totals([], target)
+    return report
+
+
+def _chosen(
+    table: TopicTable, state: TableState, options: ReplayOptions, ranges: str = "true"
+) -> "DataFrame":
+    rows = table.rows(state).where(ranges)
+    return rows.where(options.where) if options.where else rows
 
 
 def _send(
@@ -218,9 +238,7 @@ def _send(
     target: Target,
     begun: Begun,
 ) -> list[Sent]:
-    rows = table.rows(state).where(chosen_rows(begun.ranges))
-    if options.where:
-        rows = rows.where(options.where)
+    rows = _chosen(table, state, options, chosen_rows(begun.ranges))
     chosen = rows.selectExpr(
         TW_PARTITION, TW_OFFSET, TW_KEY, TW_HEADERS, f"{payload_expression(rows.columns)} AS v"
     )
@@ -240,12 +258,15 @@ def _send(
     return finish(target, ordered.rdd.mapPartitions(task).collect())
 
 
-def _partitions(table: TopicTable, state: TableState, options: ReplayOptions) -> int:
-    """Count the source's partitions, those without a message too: a later run finds as many."""
+def _partitions(table: TopicTable, options: ReplayOptions) -> int | None:
+    """Count the source's partitions; None: its table is all that is left.
+
+    That one names those alone that had a message.
+    """
     try:
         return topic_info(options.url, str(table.topic), options.access).partitions
-    except NotFound:  # its table is all that is left, and gets no partition any more
-        return len(state.frontiers)
+    except NotFound:
+        return None
 
 
 def payload_expression(columns: list[str]) -> str:
