@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from tools.soak_judge import failures, judge_work
 
 from tidewater_testing.checker import make_payload, verify
 from tidewater_testing.parts.worker import Victim, Worker, topic_manifest
@@ -40,8 +41,9 @@ SPEC: Final = {
     "writer": {"flushInterval": "1s"},
     # Segments go as soon as they are in the table, so that readers need its history.
     "log": {"segmentSize": "64Ki", "retention": {"time": "0s", "size": "0"}},
-    # keepSnapshots as it comes: the writer's expiry, after 50 commits, must not end a rewrite.
-    "maintenance": {"snapshotAge": "10m"},
+    # More than the commits of some rounds: what is older than a round or two is left to Spark's
+    # expiry, and the writer's own is there if no round comes through.
+    "maintenance": {"keepSnapshots": 300, "snapshotAge": "10m"},
 }
 KILLS: Final = ("table", "jvm", "edge", "table", "driver", "edge")
 """In turns. A driver serves many rounds: to start one costs more than a round."""
@@ -50,10 +52,6 @@ WARM_S: Final = 15.0
 PROBES: Final = itertools.count()
 PAGE_PAUSE_S: Final = 0.1
 """Readers pause after each page: without it two of them take both cores from Spark and worker."""
-FLAT: Final = {"files": 150, "snapshots": 400, "metadata_kib": 400.0}
-"""What a sample, taken after a round of upkeep, may be once the first minutes are over: files are
-those of some minutes; snapshots of a round whose job was killed are held until the next one."""
-WARM_MIN: Final = 3.0
 QUIET_S: Final = 10.0
 """How long the reader of history pauses while CPU per commit is measured."""
 
@@ -65,11 +63,21 @@ class Upkeep:
         self._data, self._log = data, log
         self._child: subprocess.Popen[str] | None = None
         self.outcomes: dict[str, int] = {}
+        self.failed: list[str] = []
+        """What went wrong though we had killed nothing that it needs."""
         self.rewritten = 0
         self.restarts = -1
+        self._was_killed = False
+        """By us, since it was started."""
 
     def ask(self, word: str) -> dict[str, Any] | None:
         """Send one line and return the answer; None if the driver died or failed meanwhile."""
+        answer = self._ask(word)
+        if not self._was_killed:
+            self.failed += failures(answer)
+        return None if answer is None or "error" in answer else answer
+
+    def _ask(self, word: str) -> dict[str, Any] | None:
         child = self._running()
         if child is None:
             return None
@@ -80,10 +88,8 @@ class Upkeep:
         except OSError:
             return None
         answer = self._line(child)
-        if answer is not None and "error" in answer:
-            if "JVM is gone" in answer["error"]:
-                self.end()
-            return None
+        if answer is not None and "JVM is gone" in answer.get("error", ""):
+            self.end()
         for report in (answer or {}).get("reports", []):
             name = f"{report['job']} {report['outcome']}"
             self.outcomes[name] = self.outcomes.get(name, 0) + 1
@@ -94,6 +100,7 @@ class Upkeep:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self.restarts += 1
+        self._was_killed = False
         script = Path(__file__).with_name("soak_upkeep.py")
         with self._log.open("a") as log:
             self._child = subprocess.Popen(
@@ -125,6 +132,7 @@ class Upkeep:
             below = psutil.Process(child.pid).children(recursive=True)
             java = [each.pid for each in below if each.name() == "java"]
             pid = java[0] if jvm and java else child.pid
+            self._was_killed = True
             os.kill(pid, signal.SIGKILL)
             return True
         return False
@@ -397,24 +405,6 @@ async def run(minutes: float, data: Path) -> dict[str, Any]:
         return judge(soak, worker, traffic, audited)
 
 
-def judge_work(seen: dict[str, Any], alive: int = 0) -> list[str]:
-    """Say what did not happen, and what grew: a promise that nobody tried is not held. Pure."""
-    readers, samples = seen["readers"], seen["samples"]
-    wrong = [f"soak: {alive} readers did not end"] if alive else []
-    if not seen["messages"]:
-        wrong.append("soak: no message was acknowledged")
-    wrong += [f"soak: nothing was read: {who}" for who in readers["silent"]]
-    done = seen["upkeep"]["outcomes"].get("compact done", 0)
-    if done < len(samples) / 2:
-        wrong.append(f"soak: {done} of {len(samples)} compactions were done")
-    return wrong + [
-        f"soak: {name} was {sample[name]} in minute {sample['minute']}, at most {bound} are flat"
-        for name, bound in FLAT.items()
-        for sample in samples
-        if sample["minute"] > WARM_MIN and sample[name] > bound
-    ]
-
-
 def silent(soak: Soak) -> list[str]:
     """Name the readers that got nothing, or nowhere."""
     history = [f"history {n}" for n, each in enumerate(soak.history) if not each.rounds]
@@ -457,6 +447,7 @@ def judge(
         },
         "upkeep": {
             "outcomes": soak.upkeep.outcomes,
+            "failed": soak.upkeep.failed,
             "rewritten_files": soak.upkeep.rewritten,
             "driver_restarts": soak.upkeep.restarts,
         },
