@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidewater import AsyncClient, Client, RetryPolicy
+from tidewater.producer import Producer
 from tidewater.transport import TRUST_IDLE_S
 from tidewater_core.errors import OutcomeUnknown, TidewaterError
 from tidewater_testing.parts.cluster import NAMES, TOPIC, Cluster, running_cluster
@@ -39,7 +40,8 @@ def test_unkeyed_messages_go_elsewhere(tmp_path: Path) -> None:
         url = f"http://{cluster.workers['a'].address}"
         with Client(url) as client:
             # Their partitions are chance: some must be on the worker that goes.
-            producers, homes = [], []
+            producers: list[Producer] = []
+            homes: list[int] = []
             while len(producers) < PRODUCERS or 2 not in homes:
                 producers.append(client.producer(TOPIC))
                 homes.append(producers[-1].send(f"first {len(homes)}".encode()).partition)

@@ -52,10 +52,13 @@ class Worker:
 
     def __init__(self, name: str, found: Exclusive) -> None:
         settings = SimpleNamespace(worker_id=name, limits=Limits())
-        node: Any = SimpleNamespace(clock=SystemClock(), ids=SystemIds(), settings=settings)
+        node: Any = SimpleNamespace(
+            clock=SystemClock(), ids=SystemIds(), settings=settings, inflight_bytes=0
+        )
         self.dispatch = Dispatch(node, None)  # type: ignore[arg-type]
         self.dispatch.find = lambda *_: found  # type: ignore[method-assign,assignment]
         self._app = FastAPI()
+        self._app.state.node = node
         add_subscriptions(self._app, node, self.dispatch)
 
     async def call(self, verb: str, body: bytes = b"{}", **query: Any) -> Any:
@@ -65,7 +68,9 @@ class Worker:
         async def stream() -> Any:
             yield body
 
-        request = SimpleNamespace(headers={}, stream=stream, receive=asyncio.Event().wait)
+        request = SimpleNamespace(
+            app=self._app, headers={}, stream=stream, receive=asyncio.Event().wait
+        )
         return await endpoint(request, "shop", "orders", "mail", **query)
 
     async def stream(self, consumer: str | None = None) -> Any:
