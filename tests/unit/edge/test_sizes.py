@@ -181,7 +181,7 @@ def test_of_numbers_as_text_the_least_is_counted(given: pa.Array) -> None:
 
 @pytest.mark.parametrize("kind", [pa.list_view(pa.string()), pa.large_list_view(pa.string())])
 def test_list_views_are_refused(kind: pa.DataType) -> None:
-    """G7: Arrow's cast of them is a column of empty lists, without a word."""
+    """G7: Arrow's cast of them loses lists, of a large one without a word."""
     batch = pa.record_batch([pa.array([["a"], ["b", "c"]], kind)], names=["c"])
     with pytest.raises(Invalid) as refused:
         _decoder(c="list<string>").batch(batch)
