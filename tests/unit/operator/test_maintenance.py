@@ -19,6 +19,7 @@ from tidewater_operator.maintenance.decide import (
 from tidewater_operator.maintenance.job import job, job_name
 from tidewater_operator.report import TableReport
 from tidewater_operator.settings import MaintenanceSettings
+from tidewater_operator.times import format_time
 from tidewater_testing.namespace import SETTINGS, manifest
 
 NOW = datetime(2026, 3, 5, 12, 20, 30, tzinfo=UTC)
@@ -115,6 +116,28 @@ LATER = (NOW + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 )
 def test_when_a_job_is_due(found: Table, why: Trigger | None) -> None:
     assert due(found, SET, NOW) == why
+
+
+@pytest.mark.parametrize(
+    ("retention", "rows", "idle_h", "why"),
+    [
+        ("1h", 100, 1.5, Trigger.SCHEDULE),
+        ("1h", 0, 1.5, None),
+        ("16h", 100, 1.5, None),
+        ("16h", 100, 2.5, Trigger.SCHEDULE),
+        ("30d", 100, 20, None),
+        ("30d", 100, 25, Trigger.SCHEDULE),
+    ],
+)
+def test_rows_past_their_retention_are_worth_a_job(
+    retention: str, rows: int, idle_h: float, why: Trigger | None
+) -> None:
+    before = format_time(NOW - timedelta(hours=idle_h))
+    spec = TopicSpec.model_validate({"retention": {"time": retention}})
+    report = TableReport(snapshot_id=1, table_rows=rows, files=1, debt_files=0)
+    created = NOW - timedelta(days=9)
+    kept = Table(spec, created, report, {}, {"lastSuccess": before, "last": {"started": before}})
+    assert due(kept, SET, NOW) == why
 
 
 def test_no_table_no_job() -> None:

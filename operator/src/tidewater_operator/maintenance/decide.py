@@ -1,10 +1,10 @@
 """Whether a table needs a Spark job now, and what became of the last one. Pure.
 
 A schedule is an opportunity, not an order: a session costs a minute of a core, so a scheduled job
-is only started for a table that changed enough to be worth it, and once a day for what only a job
-can find (files that nothing names). Health asks between schedules when much has piled up.
-A failure that a second try cannot mend waits longer each time; a person's annotation waits for
-nothing.
+is only started for a table that changed enough to be worth it, for rows that are past their
+retention, and once a day for what only a job can find (files that nothing names). Health asks
+between schedules when much has piled up. A failure that a second try cannot mend waits longer each
+time; a person's annotation waits for nothing.
 """
 
 import json
@@ -25,6 +25,9 @@ from tidewater_operator.times import format_time, parse_time
 
 WORTH_FILES: Final = 5
 """Files to be joined that make a scheduled job worth its session: fewer are left alone."""
+RETIRE_EVERY: Final = timedelta(hours=1)
+RETIRE_SHARE: Final = 8
+"""Rows stay an eighth longer than `retention`, or this long, before they alone are worth a job."""
 HEALTH_EVERY: Final = timedelta(minutes=15)
 """Health asks at most this often: a job that could not help once does not help at once."""
 BEHIND_FACTOR: Final = 4
@@ -126,7 +129,15 @@ def _is_worth_it(table: Table, settings: MaintenanceSettings, now: datetime) -> 
     if table.debt_files >= WORTH_FILES:
         return True
     success = parse_time(table.before.get("lastSuccess")) or table.created
-    return (now - success).total_seconds() >= settings.orphans_every.seconds
+    return now - success >= min(timedelta(seconds=settings.orphans_every.seconds), _aged(table))
+
+
+def _aged(table: Table) -> timedelta:
+    """Return after what time rows may be past their retention by enough to be worth a session."""
+    retention = table.spec.retention
+    if retention is None or table.report is None or not table.report.table_rows:
+        return timedelta.max
+    return max(timedelta(milliseconds=retention.time.ms) / RETIRE_SHARE, RETIRE_EVERY)
 
 
 # ---- what became of a job
