@@ -133,7 +133,9 @@ def test_another_namespace_by_its_table(town: Town) -> None:
     theirs = f"{town.shop.namespace}.{TOPIC}"
     town.bank.apply([topic("thief", partitions=1, table={"name": theirs})])
     wait_for(
-        lambda: conditions(town.bank, "topic/thief")["Ready"]["reason"] == "ForeignTable",
+        lambda: (
+            conditions(town.bank, "topic/thief").get("Ready", {}).get("reason") == "ForeignTable"
+        ),
         60,
         "the Topic to be refused",
     )

@@ -159,6 +159,12 @@ Action = (
 )
 
 
+def ends(actions: Iterable[Action]) -> bool:
+    """Tell whether any of these ends something that is registered."""
+    endings = BeginDeletion | UnregisterTopic | UnregisterSubscription
+    return any(isinstance(action, endings) for action in actions)
+
+
 def pool_of(name: str, spec: TopicSpec) -> str:
     """Return the pool that serves a topic."""
     return dedicated_pool(name) if spec.dedicated else spec.pool
@@ -263,7 +269,7 @@ def topic_actions(seen: Observed, cases: Iterable[TopicCase]) -> list[Action]:
             spec = case.topic.spec.to_json()
             if reg_now is None or reg_now.spec != spec:
                 found.append(RegisterTopic(case.name, spec, case.uid))
-        elif reg_now is None or reg_now.uuid != case.uid:
+        elif reg_now is None or reg_now.uuid != case.uid or reg_now.phase != TopicPhase.ACTIVE:
             continue  # else it is served by an earlier spec, and a person's word counts
         found.extend(accept_loss(seen, case, reg_now))
     return found

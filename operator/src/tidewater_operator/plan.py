@@ -18,12 +18,10 @@ from tidewater_operator.life import (
     AcceptLoss,
     Action,
     Assign,
-    BeginDeletion,
     Refusal,
     SubscriptionCase,
     TopicCase,
-    UnregisterSubscription,
-    UnregisterTopic,
+    ends,
     is_held,
     pool_of,
     registered_spec,
@@ -49,8 +47,6 @@ STARTING_S: Final = 60
 """A worker whose pod is younger than this is expected to be there in a moment."""
 MOVES_MAX: Final = 16
 """Partitions of a pool that drain at the same time."""
-ENDS: Final = (BeginDeletion, UnregisterTopic, UnregisterSubscription)
-"""What ends something that is registered."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ def takes_away(decided: Plan) -> bool:
     return bool(
         decided.drop_claims
         or decided.drop_pools
-        or any(isinstance(action, ENDS) for action in decided.registry)
+        or ends(decided.registry)
         or any(
             case.replicas < case.live_replicas
             for case in decided.pools

@@ -19,7 +19,7 @@ from tidewater_operator.cluster.events import Events
 from tidewater_operator.cluster.gather import gather
 from tidewater_operator.cluster.write import bind_reviewers, make, settle, settle_set
 from tidewater_operator.last_words import LastWords
-from tidewater_operator.life import AcceptLoss, BeginDeletion, Refusal, UnregisterTopic
+from tidewater_operator.life import AcceptLoss, BeginDeletion, Refusal, UnregisterTopic, ends
 from tidewater_operator.maintenance.keep import Maintenance
 from tidewater_operator.model.compare import RestartReason, digest
 from tidewater_operator.model.credentials import sources
@@ -137,7 +137,7 @@ class Reconciler:
             unused_since=memory.unused_since,
             elsewhere=await self._elsewhere(name),
         )
-        seen, decided = await self._decide(seen, memory)
+        seen, decided = await self._decide(seen, memory, full=full)
         snapshot = seen.cluster
         _remember(memory, seen, decided)
         if full and not snapshot.is_terminating:
@@ -169,7 +169,7 @@ class Reconciler:
         if memory.snapshot is not None:
             memory.last_words.see(memory.snapshot.topics)
 
-    async def _decide(self, seen: Observed, memory: Memory) -> tuple[Observed, Plan]:
+    async def _decide(self, seen: Observed, memory: Memory, *, full: bool) -> tuple[Observed, Plan]:
         """Return the plan, and what it was made on.
 
         What cannot be undone is decided on etcd's own word, since a watch that is behind may show a
@@ -181,13 +181,14 @@ class Reconciler:
         if not takes_away(decided):
             return seen, decided
         name = seen.cluster.namespace
-        registry = await self._registries.ask(name)
+        seen = replace(seen, registry=await self._registries.ask(name))
+        decided = plan(seen, self._settings)
+        if not full and not ends(decided.registry):
+            return seen, decided  # objects are not touched by this pass
         await self._look(name, memory)
         if memory.snapshot is None:
             raise Retryable("NamespaceGone", f"namespace {name} went meanwhile", 500)
-        seen = replace(
-            seen, registry=registry, cluster=memory.snapshot, retained=memory.last_words.retained
-        )
+        seen = replace(seen, cluster=memory.snapshot, retained=memory.last_words.retained)
         return seen, plan(seen, self._settings)
 
     async def _elsewhere(self, name: str) -> Mapping[str, RegisteredTopic]:

@@ -12,7 +12,7 @@ from tidewater_coordination.port import GIVEN_UP_MAX, RegisteredTopic, TopicPhas
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_operator.cluster.write import make
 from tidewater_operator.conditions import holds
-from tidewater_operator.life import UnregisterTopic, topic_cases
+from tidewater_operator.life import AcceptLoss, UnregisterTopic, topic_cases
 from tidewater_operator.other_status import pool_status
 from tidewater_operator.plan import plan
 from tidewater_operator.report import LeftoverReport, WorkerReport, read_report
@@ -239,6 +239,15 @@ def test_a_worker_that_is_named_is_not_waited_for() -> None:
     with_word(world, "1")
     a_pass(world)
     assert given_up(world) == [1]
+
+
+def test_one_word_is_told_once_of_a_topic_that_is_still_in_deletion() -> None:
+    world = two_workers()
+    world.registered["orders"] = rules.moved_on(world.registered["orders"], TopicPhase.DELETING)
+    world.away.update(world.workers())
+    with_word(world, "1")
+    told_of = [a for a in plan(world.observed(), SETTINGS).registry if isinstance(a, AcceptLoss)]
+    assert [action.give_up for action in told_of] == [(1,)]
 
 
 def test_a_pool_says_that_a_volume_is_lost() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tidewater_coordination.port import RegisteredTopic, Registry, TopicPhase
 from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.crd.topic import Topic, TopicSpec
+from tidewater_operator.cluster.api import ApiRefused
 from tidewater_operator.cluster.events import Events
 from tidewater_operator.conditions import Told
 from tidewater_operator.maintenance.keep import Kept, Maintenance
@@ -289,6 +290,23 @@ async def test_an_old_list_of_jobs_gives_no_places_back() -> None:
     await cluster.keep("greedy", 2)
     await cluster.keep("late")
     assert len(cluster.jobs()) == 4
+
+
+async def test_a_namespace_that_cannot_be_looked_at_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was deleted, and our rights in it with it."""
+    cluster = Cluster(USED.model_copy(update={"watch_namespaces": ("gone", "shop")}))
+    listed = cluster.api.list
+
+    async def refused(kind: Any, namespace: str | None = None, labels: str = "") -> Any:
+        if namespace == "gone":
+            raise ApiRefused(403, "Forbidden", "jobs.batch is forbidden")
+        return await listed(kind, namespace, labels)
+
+    monkeypatch.setattr(cluster.api, "list", refused)
+    await cluster.keep("shop")
+    assert len(cluster.jobs()) == 1
 
 
 async def test_two_namespaces_do_not_both_take_the_last_place(

@@ -140,6 +140,29 @@ def test_rows_past_their_retention_are_worth_a_job(
     assert due(kept, SET, NOW) == why
 
 
+@pytest.mark.parametrize(
+    ("steps", "unit", "idle_h", "why"),
+    [
+        ("retention: refused", "hour", 23, None),
+        ("retention: refused", "hour", 25, Trigger.SCHEDULE),
+        ("retention: nothing-to-do", "hour", 1.5, None),
+        ("retention: nothing-to-do", "hour", 2.5, Trigger.SCHEDULE),
+        ("retention: nothing-to-do", "day", 20, None),
+    ],
+)
+def test_rows_that_cannot_go_yet_are_not(
+    steps: str, unit: str, idle_h: float, why: Trigger | None
+) -> None:
+    """A subscription needs them, or their whole hour or day is not over by so much."""
+    before = format_time(NOW - timedelta(hours=idle_h))
+    partitioning = {"partitionBy": [f"{unit}(tw_time)"]}
+    spec = TopicSpec.model_validate({"retention": {"time": "1h"}, "table": partitioning})
+    report = TableReport(snapshot_id=1, table_rows=9, files=1, debt_files=0)
+    last = {"started": before, "steps": f"{steps}, compact: nothing-to-do"}
+    kept = Table(spec, NOW - timedelta(days=9), report, {}, {"lastSuccess": before, "last": last})
+    assert due(kept, SET, NOW) == why
+
+
 def test_no_table_no_job() -> None:
     empty = Table(TopicSpec(), NOW, None, {"tidewater.dev/maintain": "now"}, {})
     assert due(empty, SET, NOW) is None
@@ -226,6 +249,8 @@ def test_deletes_that_a_job_could_not_apply_are_not_tried_again_at_once(
     unwell = table(0, deletes=3, **after_end({}, end, NOW))
     assert due(unwell, SET, NOW + timedelta(minutes=50)) is why
     assert due(unwell, SET, NOW + timedelta(minutes=70)) is Trigger.HEALTH
+    piled_up = table(500, deletes=3, debt=500, **after_end({}, end, NOW))
+    assert due(piled_up, SET, NOW + timedelta(minutes=20)) is Trigger.HEALTH, "for other reasons"
 
 
 @pytest.mark.parametrize(("outcome", "hours"), [("done", 1.0), ("nothing-to-do", 24.0)])

@@ -105,6 +105,8 @@ class MaintenanceRun(StatusModel):
     """Files that it took out of the table or the bucket: joined, past retention, or orphans."""
     snapshots_expired: Count = 0
     """Snapshots that it expired."""
+    delete_files_after: Count = 0
+    """Files of deleted rows that it left."""
     core_seconds: Count = 0
     """What it cost."""
     message: Text = ""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.names import ANNOTATION_MAINTAIN
+from tidewater_core.names import ANNOTATION_MAINTAIN, TW_TIME
 from tidewater_operator.conditions import Told, fails, holds, unknown
 from tidewater_operator.maintenance.cron import next_after
 from tidewater_operator.model.names import Manifest
@@ -41,9 +41,9 @@ _WAITS: Final = {  # first wait and longest one
 
 REMOVED_FILES: Final = ("rewritten_files", "retired_files", "orphans")
 IDLE_WAIT: Final = timedelta(hours=1)
-"""After a job that health asked for and that changed nothing, or left files of deleted rows that it
-should have applied: the next one would not help, either. Also the longest wait after a failure of
-a part alone: what was done is needed again."""
+"""After a job that health asked for and that changed nothing: the next one would not, either. The
+same of files of deleted rows that a job left. Also the longest wait after a failure of a part
+alone: what was done is needed again."""
 DRIVER_LATE: Final = timedelta(minutes=1)
 """A driver's pod that does not run after this time is told of: nodes and images take a moment."""
 DRIVER_WAIT_MAX: Final = timedelta(minutes=10)
@@ -51,6 +51,11 @@ DRIVER_WAIT_MAX: Final = timedelta(minutes=10)
 LOOK_GAP_MAX: Final = timedelta(minutes=5)
 """Looks at a job that runs are closer than this, unless nobody led or etcd was away."""
 RETENTION_REFUSED: Final = "retention: refused"
+RETENTION_IDLE: Final = "retention: nothing-to-do"
+PERIODS: Final = {
+    "day": timedelta(days=1), "month": timedelta(days=31), "year": timedelta(days=366),
+}  # fmt: skip
+"""Transforms of time whose periods are longer than an hour."""
 ANNOTATION_TRIGGER: Final = "tidewater.dev/trigger"
 """On a Job: why it was started."""
 
@@ -106,7 +111,7 @@ def due(table: Table, settings: MaintenanceSettings, now: datetime) -> Trigger |
     if not_before is not None and now < not_before:
         return None
     last = parse_time(table.last.get("started"))
-    if _is_unwell(table, settings) and (last is None or now - last >= HEALTH_EVERY):
+    if _is_unwell(table, settings, now) and (last is None or now - last >= HEALTH_EVERY):
         return Trigger.HEALTH
     at = next_after(table.spec.maintenance.schedule, last or table.created)
     if at is not None and at <= now and _is_worth_it(table, settings, now):
@@ -114,15 +119,27 @@ def due(table: Table, settings: MaintenanceSettings, now: datetime) -> Trigger |
     return None
 
 
-def _is_unwell(table: Table, settings: MaintenanceSettings) -> bool:
+def _is_unwell(table: Table, settings: MaintenanceSettings, now: datetime) -> bool:
     assert table.report is not None
     return (
         table.debt_files >= settings.small_files
-        or table.report.delete_files > 0  # history cannot be read until they are applied
+        or _has_deletes(table, now)
         or table.report.manifests >= settings.manifests
         or table.report.snapshots
         >= settings.snapshots_factor * table.spec.maintenance.keep_snapshots
     )
+
+
+def _has_deletes(table: Table, now: datetime) -> bool:
+    """Tell whether files of deleted rows wait: history cannot be read until they are applied.
+
+    Some that the last job left are not asked for again at once.
+    """
+    assert table.report is not None
+    ended_at = parse_time(table.before.get("lastSuccess"))
+    is_rest = bool(table.last.get("deleteFilesAfter"))
+    may_help = not is_rest or ended_at is None or now - ended_at >= IDLE_WAIT
+    return table.report.delete_files > 0 and may_help
 
 
 def _is_worth_it(table: Table, settings: MaintenanceSettings, now: datetime) -> bool:
@@ -134,10 +151,17 @@ def _is_worth_it(table: Table, settings: MaintenanceSettings, now: datetime) -> 
 
 def _aged(table: Table) -> timedelta:
     """Return after what time rows may be past their retention by enough to be worth a session."""
-    retention = table.spec.retention
+    retention, steps = table.spec.retention, str(table.last.get("steps", ""))
     if retention is None or table.report is None or not table.report.table_rows:
         return timedelta.max
-    return max(timedelta(milliseconds=retention.time.ms) / RETIRE_SHARE, RETIRE_EVERY)
+    if RETENTION_REFUSED in steps:
+        return timedelta.max  # a subscription needs them: it is told of, and a day is soon enough
+    time = timedelta(milliseconds=retention.time.ms)
+    if RETENTION_IDLE in steps:
+        # All that is there now was younger then, and goes by whole periods of time.
+        units = {each.name for each in table.spec.table.transforms if each.column == TW_TIME}
+        return time + max((PERIODS.get(unit, RETIRE_EVERY) for unit in units), default=RETIRE_EVERY)
+    return max(time / RETIRE_SHARE, RETIRE_EVERY)
 
 
 # ---- what became of a job
@@ -152,8 +176,6 @@ class Ended:
     ok: bool
     retry: bool
     """The same run may succeed later."""
-    delete_files: int = 0
-    """Files of deleted rows that it left."""
 
 
 def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
@@ -192,10 +214,11 @@ def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
         "filesAfter": int(after.get("files") or 0),
         "filesRemoved": sum(int(removed.get(kind) or 0) for kind in REMOVED_FILES),
         "snapshotsExpired": int(removed.get("expired_snapshots") or 0),
+        "deleteFilesAfter": int(after.get("delete_files") or 0),
         "message": (message or "; ".join(refused))[:1_000],
     }
     run = {key: value for key, value in run.items() if value not in ("", None)}
-    return Ended(run, ok, bool(said.get("retry", True)), int(after.get("delete_files") or 0))
+    return Ended(run, ok, bool(said.get("retry", True)))
 
 
 def is_podless(job: Manifest, pods: list[Manifest]) -> bool:
@@ -289,8 +312,7 @@ def after_end(before: Mapping[str, Any], end: Ended, now: datetime) -> Manifest:
     found = {**before, "last": end.run, "running": "", "waiting": ""}
     if end.ok:
         wait_for = None
-        is_no_help = end.delete_files > 0 or not _changed(end.run)
-        if end.run.get("trigger") == Trigger.HEALTH and is_no_help:
+        if end.run.get("trigger") == Trigger.HEALTH and not _changed(end.run):
             wait_for = format_time(now + IDLE_WAIT)
         found |= {"failures": 0, "notBefore": wait_for, "lastSuccess": format_time(now)}
     else:

@@ -252,9 +252,14 @@ class Maintenance:
 
         Whoever led before us may have started some there.
         """
-        namespaces: list[str | None] = [*self._settings.watch_namespaces] or [None]
-        lists = [await self._api.list(JOB, namespace, OURS) for namespace in namespaces]
-        jobs = [job for found in lists for job in found]
+        watched = self._settings.watch_namespaces
+        namespaces: list[str | None] = [*watched] or [None]
+        jobs: list[Manifest] = []
+        for namespace in namespaces:
+            try:
+                jobs += await self._api.list(JOB, namespace, OURS)
+            except ApiRefused as error:  # it is gone, with our rights in it, or is not ours to see
+                log.info("the jobs of %s are not counted: %s", namespace or "all", error)
         self._running = Counter(job["metadata"]["namespace"] for job in jobs if _runs(job))
 
     def _has_room(self, namespace: str) -> bool:
