@@ -153,3 +153,28 @@ async def test_nothing_goes_that_is_being_opened(world: World, how: str) -> None
         lock.release()
     assert list_segments(partition.directory) == [0]
     assert await swept(a) == []
+
+
+async def test_a_log_that_cannot_be_looked_at_keeps_no_other(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await drained(world)
+    await world.settle("b")
+    age(a)
+    sweeper, directory = a.node.owning.passed_on, a.partition.directory
+    note = directory / DRAINED_FILE
+    saved, stat = note.read_bytes(), note.stat()
+    note.unlink()
+    note.mkdir()  # what is there cannot be read, as on a bad disk
+    await sweeper.sweep()
+    assert list_segments(directory) == [0]
+    note.rmdir()
+    note.write_bytes(saved)
+    os.utime(note, (stat.st_atime, stat.st_mtime))
+    world.table.next = 4
+    with caplog.at_level("WARNING"):
+        for _ in range(3):
+            await sweeper.sweep()
+    assert caplog.text.count("FrontierMovedBack") == 1, "told once"
+    world.table.next = 5
+    assert await swept(a) == []

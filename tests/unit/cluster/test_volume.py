@@ -89,5 +89,15 @@ def test_evidence_of_an_earlier_life_outlives_a_topic_of_the_same_name(
     for name in evidence:
         (directory / name).write_bytes(b"messages that were set aside")
     clear_earlier_life(directory, NEW, is_first=is_first)
-    assert names(directory) == {"lock", *evidence}, "G7"
+    kept = {f"{name}.earlier" for name in evidence}
+    assert names(directory) == {"lock", *kept}, "G7"
     assert recover(directory, NEW, 0).next_offset == 0, "and is in nobody's way"
+    # Nor does it go with the topic of the same name, whose own life ends as it should.
+    write_drained(directory, Drained(0, 1, topic_uuid=str(NEW)))
+    (left,) = sweep(tmp_path, set())
+    assert (left.topic, left.partition) == ("shop/gone", 0)
+    # A third life keeps what the second one left, too.
+    (directory / min(evidence)).touch()
+    clear_earlier_life(directory, OLD, is_first=True)
+    assert len([name for name in names(directory) if name.endswith(".earlier")]) == 3
+    assert all((directory / name).read_bytes() for name in kept), "nothing was written over"

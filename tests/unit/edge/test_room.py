@@ -1,15 +1,18 @@
 """G6 Bounded: requests that wait until it is known who sends them are held against the limit."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from tidewater_core.errors import Overloaded
+from tidewater_core.errors import Overloaded, TooLarge
 from tidewater_core.settings import Limits
+from tidewater_worker.api.bodies import whole_body
 from tidewater_worker.api.protocol import EdgeProtocol
 
 BODY = bytes(60_000)
@@ -28,6 +31,10 @@ class Node:
     @property
     def has_room(self) -> bool:
         return self.inflight_bytes <= HELD_BYTES_MAX
+
+    @property
+    def is_full(self) -> bool:
+        return self.inflight_bytes > 2 * HELD_BYTES_MAX
 
     def busy(self) -> Overloaded:
         return Overloaded("WorkerBusy", "too many bytes wait for the log", 100)
@@ -77,8 +84,7 @@ def _stored(*request: Any) -> None:
     respond(200, b"{}", None)
 
 
-async def test_small_requests_of_nobody_known_are_bounded() -> None:
-    node, guard, transport = Node(), Slow(), Transport()
+def _connect(node: Node, guard: Any, transport: Transport) -> EdgeProtocol:
     sockets: Any = SimpleNamespace(open=0)
     config = Config(_nobody, lifespan="off", log_config=None)
     config.load()
@@ -87,6 +93,55 @@ async def test_small_requests_of_nobody_known_are_bounded() -> None:
         config=config, server_state=ServerState(), app_state={},
     )  # fmt: skip
     protocol.connection_made(cast("Any", transport))
+    return protocol
+
+
+class Chunks:
+    """A request whose body comes in pieces."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        for _ in range(0, self.size, len(BODY)):
+            yield BODY
+
+
+@pytest.mark.parametrize("is_load", [True, False])
+async def test_acks_have_room_where_messages_have_none_any_more(is_load: bool) -> None:
+    """Else a worker that has too much to do would send again what was acknowledged."""
+    node = Node()
+    node.inflight_bytes = HELD_BYTES_MAX + 1
+    request: Any = Chunks(3 * len(BODY))
+    refused = pytest.raises(Overloaded) if is_load else nullcontext()
+    with refused:
+        async with whole_body(
+            request, cast("Any", node), HELD_BYTES_MAX, TooLarge("T", "m"), is_load=is_load
+        ) as body:
+            assert len(body) == request.size
+    assert node.inflight_bytes == HELD_BYTES_MAX + 1
+    node.inflight_bytes = 2 * HELD_BYTES_MAX
+    with pytest.raises(Overloaded):
+        async with whole_body(request, cast("Any", node), HELD_BYTES_MAX, TooLarge("T", "m")):
+            """There is a limit to that."""
+
+
+async def test_what_is_too_large_is_told_so_also_where_there_is_no_room() -> None:
+    node, transport = Node(), Transport()
+    node.inflight_bytes = HELD_BYTES_MAX
+    protocol = _connect(node, None, transport)
+    size = Limits().request_bytes_max.bytes + 1
+    protocol.data_received(HEAD % size)
+    for begin in range(0, size, 1_000_000):
+        protocol.data_received(bytes(min(1_000_000, size - begin)))
+    protocol._unset_keepalive_if_required()
+    assert transport.said.startswith(b"HTTP/1.1 413"), "to come back would not help"
+    assert node.inflight_bytes == HELD_BYTES_MAX
+
+
+async def test_small_requests_of_nobody_known_are_bounded() -> None:
+    node, guard, transport = Node(), Slow(), Transport()
+    protocol = _connect(node, guard, transport)
     for _ in range(REQUESTS):
         protocol.data_received(HEAD % len(BODY) + BODY)
     held = node.inflight_bytes

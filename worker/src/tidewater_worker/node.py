@@ -319,7 +319,7 @@ class Node:
                 f"less than {self.settings.limits.disk_reserve_bytes} is free on the log's disk",
                 DISK_RETRY_MS,
             )
-        if self.inflight_bytes > self.settings.limits.inflight_bytes_max:
+        if self.is_full:
             raise self.busy()
 
     @property
@@ -329,6 +329,11 @@ class Node:
         Whoever is past the limit lets go of its bytes, so those that came before it get through.
         """
         return self.inflight_bytes <= self._large_bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether nothing more can be taken, however small."""
+        return self.inflight_bytes > self.settings.limits.inflight_bytes_max
 
     def busy(self) -> Overloaded:
         """Return what is said to whoever finds no room."""

@@ -29,6 +29,8 @@ VOLUME_FILE: Final = "volume-id"
 DRAINED_FILE: Final = "drained.json"
 LOCK_FILE: Final = "lock"
 EPOCH_FILE: Final = "epoch"
+EARLIER_SUFFIX: Final = ".earlier"
+"""Of what recovery took out of a log in an earlier life of its topic."""
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -115,10 +117,23 @@ def clear_earlier_life(directory: Path, topic_uuid: UUID, *, is_first: bool) -> 
             return
     elif not is_first and (drained is None or drained.topic_uuid in ("", str(topic_uuid))):
         return
-    for path in directory.iterdir():
-        if path.name != LOCK_FILE and BROKEN_SUFFIX not in path.suffixes:
+    for path in list(directory.iterdir()):
+        if BROKEN_SUFFIX in path.suffixes:
+            _keep_as_earlier(path)
+        elif path.name != LOCK_FILE:
             path.unlink()
     fsync_directory(directory)
+
+
+def _keep_as_earlier(path: Path) -> None:
+    """Give evidence a name that the end of the life to come does not touch."""
+    if path.suffix == EARLIER_SUFFIX:
+        return
+    kept, number = path.with_name(path.name + EARLIER_SUFFIX), 0
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}.{number}{EARLIER_SUFFIX}")
+    path.rename(kept)
 
 
 def _uuid_of(path: Path) -> UUID | None:
@@ -130,7 +145,7 @@ def _uuid_of(path: Path) -> UUID | None:
 def is_disposable(directory: Path) -> bool:
     """Tell whether a log that nobody has open holds nothing that is not in a table."""
     if read_drained(directory) is not None:
-        return True
+        return not list(directory.glob(f"*{EARLIER_SUFFIX}"))
     return not list_segments(directory) and not list(directory.glob(f"*{BROKEN_SUFFIX}*"))
 
 

@@ -14,9 +14,12 @@ from tidewater_worker.node import SMALL_BODY_BYTES, Node
 
 @asynccontextmanager
 async def whole_body(
-    request: Request, node: Node, bytes_max: int, too_large: TooLarge
+    request: Request, node: Node, bytes_max: int, too_large: TooLarge, *, is_load: bool = False
 ) -> AsyncIterator[bytes]:
-    """Read a body; what was read counts until the block ends."""
+    """Read a body; what was read counts until the block ends.
+
+    Messages to be stored are load: they leave some room to acks and commits, which make more.
+    """
     data = bytearray()
     size = held = 0
     is_refused = False
@@ -30,7 +33,8 @@ async def whole_body(
             data += chunk
             held += len(chunk)
             node.inflight_bytes += len(chunk)
-            if held > SMALL_BODY_BYTES and not node.has_room:
+            has_room = not node.is_full and (node.has_room or not is_load)
+            if held > SMALL_BODY_BYTES and not has_room:
                 data.clear()
                 node.inflight_bytes -= held
                 held = 0

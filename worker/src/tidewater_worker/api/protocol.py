@@ -25,7 +25,14 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tidewater_core.errors import Invalid, Retryable, TidewaterError, TooLarge, Unsupported
+from tidewater_core.errors import (
+    Invalid,
+    Overloaded,
+    Retryable,
+    TidewaterError,
+    TooLarge,
+    Unsupported,
+)
 from tidewater_worker.api import socket
 from tidewater_worker.api.door import CHALLENGE
 from tidewater_worker.api.errors import error_body, retry_after_seconds
@@ -292,7 +299,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _store(self, slot: _Slot) -> None:
         refusal = slot.refusal
-        if refusal is None and slot.size > self._body_bytes_max:
+        may_shrink = refusal is None or isinstance(refusal, Overloaded)
+        if may_shrink and slot.size > self._body_bytes_max:  # to come back would not help
             refusal = TooLarge(
                 "RequestTooLarge", f"a request has at most {self._body_bytes_max} bytes"
             )

@@ -392,6 +392,6 @@ def _add_producing(app: FastAPI, node: Node, producing: Producing) -> None:
 
         raw = [(bytes(key), bytes(value)) for key, value in request.scope["headers"]]
         query = request.scope["query_string"].decode("latin-1")
-        async with whole_body(request, node, limit.bytes, too_large) as body:
+        async with whole_body(request, node, limit.bytes, too_large, is_load=True) as body:
             producing(namespace, name, query, raw, body, respond)
             return await answer

@@ -12,8 +12,9 @@ What the next owner may ask for stays (`handover`): the note, and the memory of 
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -50,6 +51,8 @@ class PassedOn:
 
     def __init__(self, node: "Node", coordination: Coordination) -> None:
         self._node, self._coordination = node, coordination
+        self._told: dict[Path, str] = {}
+        """Why a log stays."""
 
     async def watch(self) -> None:
         """Look now and then, for ever."""
@@ -71,17 +74,36 @@ class PassedOn:
                 if owner is not None and has_begun_elsewhere(owner, me) and _is_shut(partition):
                     found.append(_Candidate(topic, partition, owner.epoch))
         now_us = self._node.clock.now_us()
-        for candidate, drained in await asyncio.to_thread(_due, found, now_us):
-            partition = candidate.partition
+        due = await asyncio.to_thread(_due, found, now_us)
+        for name, mine in itertools.groupby(due, lambda each: each[0].partition.topic):
             try:
-                await self._remove(candidate.topic, partition, drained)
-            except (TidewaterError, OSError) as error:
+                bounds = await self._node.link.bounds(name)
+            except TidewaterError as error:  # its table is asked again in the next round
+                log.info("drained logs of %s stay for now: %s", name, error)
+                continue
+            for candidate, drained in mine:
+                await self._try(candidate, drained, bounds)
+
+    async def _try(
+        self, found: _Candidate, drained: Drained, bounds: Mapping[int, PartitionState]
+    ) -> None:
+        """Delete one log, or say once why it stays."""
+        partition = found.partition
+        frontier = bounds.get(partition.number, PartitionState()).next
+        try:
+            await self._remove(found.topic, partition, drained, frontier)
+        except (TidewaterError, OSError) as error:  # another log's trouble is not this one's
+            said = repr(error)
+            if self._told.get(partition.directory) != said:
                 where = f"{partition.topic} partition {partition.number}"
                 log.warning("the drained log of %s stays: %s", where, error)
+            self._told[partition.directory] = said
+        else:
+            self._told.pop(partition.directory, None)
 
-    async def _remove(self, topic: Topic, partition: Partition, drained: Drained) -> None:
-        bounds = await self._node.link.bounds(partition.topic)
-        frontier = bounds.get(partition.number, PartitionState()).next
+    async def _remove(
+        self, topic: Topic, partition: Partition, drained: Drained, frontier: int
+    ) -> None:
         if frontier < drained.end:
             raise Corrupt(
                 "FrontierMovedBack", f"it ends at {drained.end}, and the table at {frontier}"
@@ -112,19 +134,29 @@ def _due(found: Iterable[_Candidate], now_us: int) -> list[tuple[_Candidate, Dra
     """Return those whose log was drained before that owner, and whose retention is over."""
     due = []
     for candidate in found:
-        topic, directory = candidate.topic, candidate.partition.directory
-        drained = read_drained(directory)
-        if (
-            drained is None
-            or drained.topic_uuid != str(topic.uuid)
-            or drained.epoch >= candidate.epoch
-            or not _removable(directory, drained)
-        ):
+        try:
+            drained = _is_due(candidate, now_us)
+        except OSError as error:
+            log.info("%s cannot be looked at: %s", candidate.partition.directory, error)
             continue
-        drained_us = int((directory / DRAINED_FILE).stat().st_mtime * 1e6)
-        if now_us - drained_us > topic.spec.log.retention.time.ms * 1000:
+        if drained is not None:
             due.append((candidate, drained))
     return due
+
+
+def _is_due(candidate: _Candidate, now_us: int) -> Drained | None:
+    topic, directory = candidate.topic, candidate.partition.directory
+    drained = read_drained(directory)
+    if (
+        drained is None
+        or drained.topic_uuid != str(topic.uuid)
+        or drained.epoch >= candidate.epoch
+        or not _removable(directory, drained)
+    ):
+        return None
+    drained_us = int((directory / DRAINED_FILE).stat().st_mtime * 1e6)
+    is_over = now_us - drained_us > topic.spec.log.retention.time.ms * 1000
+    return drained if is_over else None
 
 
 def _removable(directory: Path, drained: Drained) -> list[int]:
