@@ -2,18 +2,9 @@
 # `make setup`) has it, too.
 
 .PHONY: setup-pipeline
-setup-pipeline: ## Make .venv-pipeline with PySpark and add `tidewater compact` (once)
+setup-pipeline: ## Make .venv-pipeline with PySpark for `tidewater compact` (once)
 	@$(PYTHON) tools/setup.py run
-	@uv=$$(command -v uv || ls .venv/bin/uv .cache/uv/bin/uv 2>/dev/null | head -n 1); \
-	  $$uv venv --quiet --allow-existing --python $(BIN)/python .venv-pipeline; \
-	  $$uv pip install --quiet --python .venv-pipeline/bin/python \
-	    --require-hashes -r requirements/pipeline.txt; \
-	  $$uv pip install --quiet --python .venv-pipeline/bin/python --no-deps \
-	    --build-constraints requirements/bootstrap.txt \
-	    --editable core --editable coordination --editable pipeline; \
-	  touch .venv-pipeline/.ready; \
-	  $$uv pip install --quiet --python $(BIN)/python --no-deps \
-	    --build-constraints requirements/bootstrap.txt --editable pipeline
+	@$(PYTHON) tools/setup.py pipeline
 
 .PHONY: compact
 compact: setup-pipeline ## Compact a topic of `make run` (TOPIC=default/quickstart COMPACT_ARGS=)

@@ -1,7 +1,8 @@
 """Make .venv: `setup.py run` with what running needs, `setup.py dev` with everything.
 
-Needs only Python's standard library (3.11 or newer); says what is missing otherwise. Quick when
-nothing changed: a stamp holds the hash of all that the environment was made from.
+`setup.py pipeline` makes .venv-pipeline beside it, for Spark's jobs. Needs only Python's standard
+library (3.11 or newer); says what is missing otherwise. Quick when nothing changed: a stamp holds
+the hash of all that an environment was made from.
 """
 
 from __future__ import annotations  # an older Python must get as far as the message below
@@ -16,11 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+PIPELINE_VENV = ROOT / ".venv-pipeline"
+PIPELINE_STAMP = PIPELINE_VENV / ".ready"
+"""`tidewater compact` looks for it."""
 BOOTSTRAP = ROOT / "requirements" / "bootstrap.txt"
 COMPONENTS = ("core", "coordination", "client", "worker", "operator", "pipeline")
-REQUIREMENTS = {"run": ("worker.txt",), "dev": ("dev.txt",)}
+REQUIREMENTS = {"run": ("worker.txt",), "dev": ("dev.txt",), "pipeline": ("pipeline.txt",)}
 # The pipeline without PySpark: `tidewater compact` is there, and gets that when it is first used.
 RUN_COMPONENTS = ("core", "coordination", "client", "worker", "pipeline")
+PIPELINE_COMPONENTS = ("core", "coordination", "pipeline")
 
 
 def say(text: str) -> None:
@@ -50,7 +55,9 @@ def stamp_of(profile: str) -> str:
 
 
 def is_current(profile: str) -> bool:
-    """Say if .venv is already what this profile needs; the larger one serves the smaller."""
+    """Say if there is already what this profile needs; the larger .venv serves the smaller."""
+    if profile == "pipeline":
+        return PIPELINE_STAMP.is_file() and PIPELINE_STAMP.read_text() == stamp_of(profile)
     profiles = ("run", "dev") if profile == "run" else ("dev",)
     return any(
         (VENV / f".stamp-{name}").is_file()
@@ -105,34 +112,37 @@ def make_uv() -> None:
         )
 
 
+def install(uv: list[str], venv: Path, profile: str, components: tuple[str, ...]) -> None:
+    """Put pinned packages and components of ours into an environment, which is made if need be."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        run(*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, venv)
+    into: list[str | Path] = [*uv, "pip", "install", "--python", python]
+    pinned: list[str | Path] = []
+    for name in REQUIREMENTS[profile]:
+        pinned += ["-r", ROOT / "requirements" / name]
+    say(f"installing the pinned packages for {profile} (once; a few minutes on a slow line)")
+    run(*into, "--require-hashes", *pinned)
+    editable: list[str | Path] = []
+    for name in components:
+        editable += ["--editable", ROOT / name]
+    say("installing Tidewater's own packages, editable")
+    run(*into, "--quiet", "--no-deps", "--build-constraints", BOOTSTRAP, *editable)
+
+
 def sync(profile: str) -> None:
     """Bring .venv to what the profile says."""
-    uv = find_uv()
-    python = VENV / "bin" / "python"
-    if not python.exists():
-        run(*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV)
-    target = ("--python", python)
-    files = [ROOT / "requirements" / name for name in REQUIREMENTS[profile]]
-    flags = [part for path in files for part in ("-r", path)]
-    say(f"installing the pinned packages for {profile} (once; a few minutes on a slow line)")
-    run(*uv, "pip", "install", *target, "--require-hashes", *flags)
-    components = RUN_COMPONENTS if profile == "run" else COMPONENTS
-    editable = [part for name in components for part in ("--editable", ROOT / name)]
-    say("installing Tidewater's own packages, editable")
-    run(
-        *uv,
-        "pip",
-        "install",
-        "--quiet",
-        *target,
-        "--no-deps",
-        "--build-constraints",
-        BOOTSTRAP,
-        *editable,
-    )
+    install(find_uv(), VENV, profile, RUN_COMPONENTS if profile == "run" else COMPONENTS)
     for old in VENV.glob(".stamp-*"):
         old.unlink()
     (VENV / f".stamp-{profile}").write_text(stamp_of(profile))
+
+
+def sync_pipeline() -> None:
+    """Make the environment of Spark's jobs: PySpark is 450 MB, and few need it."""
+    PIPELINE_STAMP.unlink(missing_ok=True)
+    install(find_uv(), PIPELINE_VENV, "pipeline", PIPELINE_COMPONENTS)
+    PIPELINE_STAMP.write_text(stamp_of("pipeline"))
 
 
 def main() -> int:
@@ -149,7 +159,10 @@ def main() -> int:
         return 0
     begun = time.monotonic()
     try:
-        sync(profile)
+        if profile == "pipeline":
+            sync_pipeline()
+        else:
+            sync(profile)
     except subprocess.CalledProcessError as error:
         say(f"failed: {' '.join(map(str, error.cmd))}")
         return 1

@@ -366,8 +366,17 @@ def test_errors_become_exit_codes(
     assert run("topics", "--url", gone.url) == 3
     assert run("topics", "--url", "nonsense") == 1
     with pytest.raises(SystemExit) as caught:
-        run("flush", "no-slash", "--url", url)
+        run("flush", "no/such/name", "--url", url)
     assert caught.value.code == 2
+
+
+def test_a_bare_name_is_of_the_default_namespace(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("stats", NAME.partition("/")[2], "--url", url) == 0
+    assert "files" in capsys.readouterr().out
+    assert run("stats", "nothing", "--url", url) == 1
+    assert "default/nothing" in capsys.readouterr().err
 
 
 def test_the_url_comes_from_the_environment(

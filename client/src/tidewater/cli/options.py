@@ -56,13 +56,18 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def add_topic(parser: argparse.ArgumentParser) -> None:
     """Declare the topic."""
-    parser.add_argument("topic", type=topic_name, metavar="NAMESPACE/TOPIC", help="the topic")
+    parser.add_argument(
+        "topic",
+        type=topic_name,
+        metavar="[NAMESPACE/]TOPIC",
+        help="the topic; a bare name means default/TOPIC",
+    )
 
 
 def topic_name(text: str) -> TopicName:
     """Read a topic's name for argparse."""
     try:
-        return TopicName.parse(text)
+        return TopicName.parse(text if "/" in text else f"default/{text}")
     except Invalid as error:
         raise argparse.ArgumentTypeError(error.message) from error
 
