@@ -40,7 +40,7 @@ def test_the_pipelines_environment_is_made_where_there_is_no_uv(checkout: Path) 
     first = _make(checkout, "setup-pipeline")
     assert first.returncode == 0, first.stderr
     python = checkout / ".venv-pipeline" / "bin" / "python"
-    probe = [python, "-c", "import pyspark, tidewater_pipeline.cli.main"]
+    probe = [str(python), "-c", "import pyspark, tidewater_pipeline.cli.main"]
     subprocess.run(probe, check=True, timeout=120)
     again = _make(checkout, "setup-pipeline")
     assert (again.returncode, again.stderr) == (0, ""), "twice does nothing"
