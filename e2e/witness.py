@@ -131,10 +131,16 @@ class Witness:
         wait_for(told, timeout_s, f"{name} to say {expected}", interval_s=0.5)
 
     def wait_well(self, timeout_s: float = 120.0) -> None:
-        """Wait until every condition says that all is well."""
+        """Wait until every condition says that all is well, and until that was looked at.
+
+        Else what ends at once may have been well between two looks, and the conditions that told
+        so would pass for lies.
+        """
         for name, types in truth.TYPES.items():
             wanted = {type_: HEALTHY[type_] for type_ in types if type_ in HEALTHY}
             self.wait_told(name, wanted, timeout_s)
+        begun = len(self._looks) + 2  # one may have been under way
+        wait_for(lambda: len(self._looks) >= begun, timeout_s, "looks at what is well")
 
 
 def _probe(kubectl: Kubectl, system: System) -> Object:
