@@ -127,7 +127,8 @@ def production(
             system.kubectl,
             system.tag,
             {
-                "operator": {"replicas": 2},
+                # Its rights are those of the bindings in this namespace, and no others.
+                "operator": {"replicas": 2, "watchNamespaces": [namespace.namespace]},
                 "tls": {"secretName": TLS_SECRET},
                 "etcd": {
                     "enabled": False,
@@ -145,6 +146,26 @@ def production(
         finally:
             install_chart(system.kubectl, system.tag)
     databases("delete", "namespace", databases.namespace, "--ignore-not-found", "--wait=false")
+
+
+def test_the_operator_has_rights_where_it_watches_alone(production: Production) -> None:
+    """It served the topic by them; elsewhere it may not even look."""
+    system = production.system.kubectl
+    account = f"system:serviceaccount:{system.namespace}:tidewater-operator"
+
+    def may(verb: str, kind: str, namespace: str) -> bool:
+        words = ("auth", "can-i", verb, kind, f"--as={account}")
+        try:
+            return system.within(namespace)(*words).strip() == "yes"
+        except CommandError as error:
+            if "\nno" not in str(error):  # nobody answered
+                raise
+            return False
+
+    mine = production.kubectl.namespace
+    for verb, kind in (("list", "topics.tidewater.dev"), ("delete", "persistentvolumeclaims")):
+        wait_for(lambda verb=verb, kind=kind: may(verb, kind, mine), 30, f"to {verb} {kind}")  # type: ignore[misc]
+        assert not may(verb, kind, "default")
 
 
 def test_https_and_nothing_else(production: Production) -> None:
