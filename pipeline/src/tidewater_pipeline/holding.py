@@ -28,12 +28,13 @@ def hold_ms(nbytes: int) -> int:
 
 
 @contextmanager
-def held(table: TopicTable, nbytes: int) -> Iterator[TableState]:
+def held(table: TopicTable, nbytes: int, since: TableState | None = None) -> Iterator[TableState]:
     """Keep every snapshot from the newest one on; yield the state at which that began.
 
-    A run that is stopped leaves the hold to run out by itself: its JVM has no time for it.
+    `since`: a state that is known already, and not old. A run that is stopped leaves the hold to
+    run out by itself: its JVM has no time for it.
     """
-    state = table.load()
+    state = table.load() if since is None else since
     until_ms = table.session.clock.now_us() // 1000 + hold_ms(nbytes)
     table.set_properties({HOLD: Hold(state.sequence, until_ms).to_property()})
     try:

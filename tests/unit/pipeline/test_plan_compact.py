@@ -213,16 +213,17 @@ def rewriting(*script: list[dict[str, int]] | TidewaterError) -> tuple[list[Rewr
         procedure=lambda name: name,
         sql=sql,
     )
+    state: Any = SimpleNamespace(sequence=7, sort_order=ORDER)
     table: Any = SimpleNamespace(
         topic="a/b",
         name="t",
         session=session,
-        load=lambda: SimpleNamespace(sequence=7),
+        load=lambda: state,
         set_properties=lambda _set, removed=(): None,
         settle=lambda since: since,
     )
     ranges = [Range(n, n, 9, 90) for n in range(3)]
-    done = Rewriting(session, table, TARGET, ORDER).all(ranges, Duration("1h"))
+    done = Rewriting(session, table, TARGET, state).all(ranges, Duration("1h"))
     assert not left
     return done, calls
 
@@ -283,7 +284,8 @@ def test_no_range_is_begun_after_the_budget() -> None:
         clock=SimpleNamespace(monotonic=lambda: next(times)),
         progress=SimpleNamespace(say=lambda _text: None),
     )
-    work = Rewriting(session, SimpleNamespace(topic="a/b"), TARGET, ORDER)  # type: ignore[arg-type]
+    known: Any = SimpleNamespace(sort_order=ORDER)
+    work = Rewriting(session, SimpleNamespace(topic="a/b"), TARGET, known)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Rewriting, "_range", lambda *_: Rewritten(9, 1))
         assert len(work.all([Range(n, n, 9, 90) for n in range(5)], Duration("60s"))) == 2

@@ -281,7 +281,7 @@ def _apply_deletes(
 
 def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
     """Rewrite what the plan names."""
-    state = table.load()
+    state, files = table.load_files()
     report = Report("compact", str(table.topic), before=state.size)
     applied = state.delete_files
     failed: list[Rewritten] = []
@@ -290,7 +290,7 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
         applied -= state.delete_files
         if error is not None:
             failed = [Rewritten(failed=state.delete_files, error=error)]
-    state, files = table.load_files()
+        state, files = table.load_files()
     target = options.target or ByteSize(
         state.properties.get("write.target-file-size-bytes", str(128 * 1024**2))
     )
@@ -305,9 +305,9 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
     done: list[Rewritten] = []
     if ranges:
         table.set_properties(missing_properties(state.properties))
-        rewriting = Rewriting(session, table, int(target), state.sort_order)
+        rewriting = Rewriting(session, table, int(target), state)
         done = rewriting.all(ranges, options.budget)
-        state = table.load()
+        state = rewriting.state
     report.after = state.size
     report.details = {
         "ranges": [each.to_json() for each in done],
@@ -335,14 +335,15 @@ def judge(report: Report, done: list[Rewritten], *, left: int = 0, applied: int 
         report.message = f"{left} ranges are left to the next run"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rewriting:
     """Rewrites ranges of a table, one after the other."""
 
     session: Session
     table: TopicTable
     target: int
-    sort_order: tuple[str, ...]
+    state: TableState
+    """The newest that is known: each look at a table costs what a small rewrite does."""
 
     def all(self, ranges: list[Range], budget: Duration) -> list[Rewritten]:
         """Rewrite as many as can be begun in time, at least one."""
@@ -364,12 +365,13 @@ class Rewriting:
     def _range(self, chosen: Range) -> Rewritten:
         """Rewrite one range on a history that is held, and bring it to the disk."""
         try:
-            with held(self.table, chosen.nbytes) as since:
+            with held(self.table, chosen.nbytes, self.state) as since:
                 done = self._calls(chosen)
-                self.table.settle(since)
+                self.state = self.table.settle(since)
         except TidewaterError as error:  # also if the hold itself was not to be had
             if error.reason in STOPS:
                 raise
+            self.state = self.table.load()
             return Rewritten(failed=chosen.files, error=error)
         return done
 
@@ -397,5 +399,5 @@ class Rewriting:
     def _call(self, chosen: Range, *, whole: bool) -> str:
         procedure = self.session.procedure("rewrite_data_files")
         return rewrite_call(
-            procedure, self.table.name, chosen, self.target, self.sort_order, whole=whole
+            procedure, self.table.name, chosen, self.target, self.state.sort_order, whole=whole
         )
