@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from tidewater_core.errors import Corrupt, Invalid
 from tidewater_core.names import IMPORT_PREFIX
@@ -145,6 +145,10 @@ class Through:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
+Known = TypeVar("Known", Pinned, Through)
+"""What an import writes down when it begins, and keeps to when it goes on."""
+
+
 def digest_of(files: Iterable[str]) -> str:
     """Return what tells one list of files from another."""
     return hashlib.sha256("\n".join(files).encode()).hexdigest()[:32]
@@ -154,23 +158,17 @@ def plan_through(stored: str | None, options: ImportOptions, partitions: int) ->
     """Go on where earlier runs have come to; begin with no file."""
     if stored is None:
         return Through(options.source, what_of(options), partitions, digest=digest_of(()))
+    return _known(Through, stored, options)
+
+
+def _known(kind: type[Known], stored: str, options: ImportOptions) -> Known:
+    """Read what an earlier run wrote down; refuse an id that another import has."""
     try:
         found = json.loads(stored)
-        known = Through(
-            str(found["source"]),
-            str(found["what"]),
-            int(found["partitions"]),
-            int(found["files"]),
-            str(found["digest"]),
-        )
+        made = {name: read(found[name]) for name, read in get_type_hints(kind).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt("ImportDamaged", f"the record of an import is {stored[:80]!r}") from error
-    _check_same(known, options)
-    return known
-
-
-def _check_same(known: Through | Pinned, options: ImportOptions) -> None:
-    """Refuse an id that another import has."""
+    known = kind(**made)
     if known.source != options.source:
         raise Invalid("IdTaken", f"this id has imported {known.source}: choose another --id")
     if known.what != what_of(options):
@@ -179,6 +177,7 @@ def _check_same(known: Through | Pinned, options: ImportOptions) -> None:
             "this id has imported this source with another --format, --key, --value or --batch, "
             "and its rows would be stored again: give those, or another --id",
         )
+    return known
 
 
 def plan_files(known: Through, files: list[str]) -> list[tuple[int, Through]]:
@@ -208,19 +207,7 @@ def plan_pin(stored: str | None, options: ImportOptions, current: int, partition
     """Go on with the version that the first run has read; begin with the current one."""
     if stored is None:
         return Pinned(options.source, what_of(options), current, partitions)
-    try:
-        found = json.loads(stored)
-        known = Pinned(
-            str(found["source"]),
-            str(found["what"]),
-            int(found["snapshot"]),
-            int(found["partitions"]),
-            bool(found["done"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt("ImportDamaged", f"the record of an import is {stored[:80]!r}") from error
-    _check_same(known, options)
-    return known
+    return _known(Pinned, stored, options)
 
 
 def run(
