@@ -136,6 +136,7 @@ def compare(
         names = list(ways)
         names = names[number % len(names) :] + names[: number % len(names)]
         for name in names:
+            os.sync()  # nobody pays for what the one before has left to the kernel
             one = measured(ways[name])
             if number >= warm:
                 runs[name].append(one)

@@ -33,8 +33,7 @@ async def whole_body(
             data += chunk
             held += len(chunk)
             node.inflight_bytes += len(chunk)
-            has_room = not node.is_full and (node.has_room or not is_load)
-            if held > SMALL_BODY_BYTES and not has_room:
+            if held > SMALL_BODY_BYTES and (node.is_full or (is_load and not node.has_room)):
                 data.clear()
                 node.inflight_bytes -= held
                 held = 0
