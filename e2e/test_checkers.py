@@ -173,7 +173,11 @@ def _seen(
 
 def test_true_conditions_hold() -> None:
     assert truth.violations(_seen()) == []
-    assert truth.judged(_seen()) == sum(at >= truth.DELAY_S for at in SECONDS)
+    looks = [at for at in SECONDS if at >= truth.DELAY_S]
+    assert truth.judged(_seen()) == len(looks)
+    assert truth.judged(_seen(), since=looks[3]) == len(looks) - 3
+    # All was well all the time: there is a verdict on each condition at each look.
+    assert truth.decided(_seen()) == len(looks) * sum(map(len, truth.TYPES.values()))
 
 
 @pytest.mark.parametrize(

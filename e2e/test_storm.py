@@ -1,6 +1,7 @@
 """Everything at once: what must hold while workers, operator, nodes and parts come and go."""
 
 import itertools
+import random
 import subprocess
 import threading
 import time
@@ -25,18 +26,21 @@ WORKER_KILLS_WATCHED = 4
 OPERATOR_KILLS = 20
 OPERATOR_KILLS_SCALING = 6
 """So many of them are kept for when workers are added and taken away."""
-OPERATOR_KILL_EVERY_S = 7.0
+OPERATOR_PAUSES_S = (2.0, 9.0)
+"""Between two kills, at random: now while it starts, now while it leads."""
 AWAY_S = 60.0
 PAUSE_S = 0.12
 """Between a sender's requests: minutes of them are read again and judged in the end."""
 CHANGE_S_MAX = 240.0
 LOOKS_MIN = 40
-LOOKS_CHANGING_MIN = 5
-"""Looks at the conditions that must be worth judging, of the outages and of the changes.
+LOOKS_CALM_MIN = 3
+"""Looks at the conditions that must be worth judging: of the outages, and of each calm.
 
-Of the changes these are waited for before the operator is killed: conditions may follow by half a
-minute, and no look counts while operators come and go by the second.
+Conditions may follow by half a minute, and no look counts while operators come and go by the
+second. So amid their kills there are calms of that length (`OperatorKiller.calm`).
 """
+CALMS = 4
+"""Before the kills, amid them, and as workers begin to come and to go."""
 
 
 SPREAD = [
@@ -74,15 +78,18 @@ class OperatorKiller:
         self.kills_max = kills_max
         """May be raised meanwhile; until then the operator is left alone."""
         self._stop = threading.Event()
+        self._striking = threading.Lock()
+        self._chance = random.Random(OPERATOR_KILLS)
         self._thread = threading.Thread(target=self._run, name="operator-killer")
         self.kills = 0
         self.trouble = ""
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            if self.kills < self.kills_max:
-                self._kill()
-            self._stop.wait(OPERATOR_KILL_EVERY_S)
+            with self._striking:
+                if self.kills < self.kills_max:
+                    self._kill()
+            self._stop.wait(self._chance.uniform(*OPERATOR_PAUSES_S))
 
     def _kill(self) -> None:
         force = ("--grace-period=0", "--force") if self.kills % 2 else ()
@@ -91,6 +98,15 @@ class OperatorKiller:
             self.kills += "deleted" in self._kubectl(*words, timeout_s=60)
         except (CommandError, OSError, subprocess.TimeoutExpired) as error:
             self.trouble = repr(error)  # nobody was killed: the next one counts
+
+    @contextmanager
+    def calm(self, witness: Witness) -> Iterator[None]:
+        """Kill nobody inside; begins once conditions can be judged, ends when some were."""
+        with self._striking:
+            witness.wait_judged(1)
+            begun = time.time()
+            yield
+            witness.wait_judged(LOOKS_CALM_MIN, begun)
 
     def __enter__(self) -> "OperatorKiller":
         """Begin."""
@@ -104,9 +120,13 @@ class OperatorKiller:
         self._kubectl.wait_ready(OPERATOR, timeout_s=180)
 
 
-def _scaled(tenant: Tenant, replicas: int) -> None:
-    """Scale as a person does, and wait until it is so; workers that go are drained before."""
+def _scale(tenant: Tenant, replicas: int) -> None:
+    """Ask for another number of workers, as a person does."""
     tenant.kubectl("scale", f"pool/{POOL}", f"--replicas={replicas}")
+
+
+def _wait_scaled(tenant: Tenant, replicas: int) -> None:
+    """Wait for the workers that were asked for; those that go are drained before."""
     wait_for(
         lambda: (
             tenant.kubectl.get("pool", POOL).get("status", {}).get("replicas") == replicas
@@ -145,32 +165,42 @@ def _killed(tenant: Tenant, traffic: BackgroundTraffic, pods: Iterable[str]) -> 
 def test_changes_and_kills_under_load(pair: Tenant, system: System, witness: Witness) -> None:
     """Rolling update, 2→4→2 workers and 20 of them killed, while the operator is killed 20 times.
 
-    The update, some kills and the first worker more come while it is left alone: there conditions
-    can be judged. While operators come and go by the second, what is said may be old.
+    The update, some kills and the first worker more come while it is left alone; the others begin
+    in a calm amid its kills, where conditions can be judged, and end while they go on.
     """
     pods = itertools.cycle(("tidewater-default-0", "tidewater-default-1"))
+    kills = WORKER_KILLS - WORKER_KILLS_WATCHED
     with pair.load("changes-", PAUSE_S) as traffic:
         traffic.wait_for_more(300, 60)
         _updated(pair)
         traffic.wait_for_more(100, 120)
         _killed(pair, traffic, itertools.islice(pods, WORKER_KILLS_WATCHED))
-        _scaled(pair, 3)
+        _scale(pair, 3)
+        witness.wait_told(f"pool/{POOL}", {"Scaling": "True"})
+        _wait_scaled(pair, 3)
         witness.wait_well()
-        witness.wait_judged(LOOKS_CHANGING_MIN)
+        witness.wait_judged(LOOKS_CALM_MIN)
+        begun = time.time()
         with OperatorKiller(system, OPERATOR_KILLS - OPERATOR_KILLS_SCALING) as killer:
-            _killed(pair, traffic, itertools.islice(pods, WORKER_KILLS - WORKER_KILLS_WATCHED))
+            _killed(pair, traffic, itertools.islice(pods, kills // 2))
+            with killer.calm(witness):
+                _killed(pair, traffic, itertools.islice(pods, 2))
+            _killed(pair, traffic, itertools.islice(pods, kills - kills // 2 - 2))
             killer.kills_max = OPERATOR_KILLS
-            _scaled(pair, 4)
-            traffic.wait_for_more(100, 120)
-            _scaled(pair, 2)
+            for replicas in (4, 2):
+                with killer.calm(witness):
+                    _scale(pair, replicas)
+                _wait_scaled(pair, replicas)
+                traffic.wait_for_more(100, 120)
             wait_for(lambda: killer.kills >= OPERATOR_KILLS, 240, "all the kills")
         print(f"\n{killer.kills} operators killed; the last trouble: {killer.trouble or 'none'}")
+        print(f"\nconditions judged at {witness.judged(begun)} looks meanwhile")
         traffic.wait_for_more(100, 120)
         witness.wait_well()
     guarantees.hold(pair.history(traffic))
     # A volume goes when its worker has no session any more, its pod is gone, and a pass saw both.
     wait_for(lambda: len(pair.kubectl.get("pvc")["items"]) == 2, 120, "the volumes to go")
-    witness.judge(LOOKS_CHANGING_MIN)
+    witness.judge(CALMS * LOOKS_CALM_MIN)
 
 
 @contextmanager

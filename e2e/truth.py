@@ -194,8 +194,17 @@ class Seen:
                 there = frontier.at
         return missing, there
 
+    @cached_property
+    def _ages(self) -> dict[float, tuple[float, float]]:
+        return {}
+
     def ages(self, at: float) -> tuple[float, float]:
         """Return the age of the oldest message that is not in the table: at least, at most."""
+        if at not in self._ages:  # the windows of looks overlap: each round is asked for many times
+            self._ages[at] = self._aged(at)
+        return self._ages[at]
+
+    def _aged(self, at: float) -> tuple[float, float]:
         least = most = 0.0
         for earliest, latest, missing, there in self._waits:
             if latest <= at <= missing:
@@ -209,6 +218,11 @@ class Seen:
         looks = self.looks_in(start, end)
         beats = all(each.at - each.renewed_at < LEASE_S for each in looks)
         return start >= self.looks[0].at and beats and len({each.holder for each in looks}) == 1
+
+    def is_judged(self, look: Look) -> bool:
+        """Tell whether a look is worth judging: before it one operator led for long enough."""
+        start = look.at - DELAY_S
+        return self.is_led(start, look.at) and len(self.looks_in(start, look.at)) >= STEADY_MIN
 
 
 # ---- what is true
@@ -347,12 +361,9 @@ MAY_BE_UNKNOWN = frozenset({"Maintained"})
 def violations(seen: Seen) -> list[str]:
     """Return one line for each stretch of time in which a condition was not true."""
     found: dict[str, tuple[float, float]] = {}
-    for look in seen.looks:
-        start, end = look.at - DELAY_S, look.at + AHEAD_S
-        if not seen.is_led(start, look.at) or len(seen.looks_in(start, look.at)) < STEADY_MIN:
-            continue
+    for look in filter(seen.is_judged, seen.looks):
         for name, types in TYPES.items():
-            for line in _lies(seen, look, name, types, (start, end)):
+            for line in _lies(seen, look, name, types):
                 first, _ = found.get(line, (look.at, 0.0))
                 found[line] = (first, look.at)
         for line in generations(seen, look):
@@ -362,27 +373,47 @@ def violations(seen: Seen) -> list[str]:
     return [*lines, *transitions(seen)]
 
 
-def judged(seen: Seen) -> int:
-    """Return how many looks could be judged: none would prove nothing."""
-    return sum(seen.is_led(look.at - DELAY_S, look.at) for look in seen.looks)
+def judged(seen: Seen, since: float = 0.0) -> int:
+    """Return how many looks from a time on could be judged: none would prove nothing."""
+    return sum(map(seen.is_judged, seen.looks_in(since, float("inf"))))
+
+
+def decided(seen: Seen) -> int:
+    """Return of how many statements (a condition at a look) others saw if they were true."""
+    return sum(
+        _verdict(seen, look, name, type_) is not None
+        for look in filter(seen.is_judged, seen.looks)
+        for name, types in TYPES.items()
+        for type_ in types
+    )
 
 
 def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
-def _lies(
-    seen: Seen, look: Look, name: str, types: Sequence[str], window: tuple[float, float]
-) -> Iterator[str]:
-    told = look.conditions(name)
+def _window(look: Look) -> tuple[float, float]:
+    return look.at - DELAY_S, look.at + AHEAD_S
+
+
+def _verdict(seen: Seen, look: Look, name: str, type_: str) -> Verdict:
+    """Return what was true all the time; None: it changed meanwhile, or nobody can tell."""
+    verdicts = TRUTH[name.partition("/")[0], type_](seen, *_window(look))
+    if len(verdicts) < STEADY_MIN or len(set(verdicts)) > 1:
+        return None
+    return verdicts[0]
+
+
+def _lies(seen: Seen, look: Look, name: str, types: Sequence[str]) -> Iterator[str]:
+    told, window = look.conditions(name), _window(look)
     for type_ in types:
         if type_ not in told:
             yield f"{CLAIM}: {name} does not say {type_}"
             continue
-        verdicts = TRUTH[name.partition("/")[0], type_](seen, *window)
-        if len(verdicts) < STEADY_MIN or None in verdicts or len(set(verdicts)) > 1:
-            continue  # it changed meanwhile, or nobody can tell
-        truth, status = verdicts[0], told[type_]["status"]
+        truth = _verdict(seen, look, name, type_)
+        if truth is None:
+            continue
+        status = told[type_]["status"]
         said = f"{name} {type_}={status} ({told[type_]['reason']})"
         if status == "Unknown":
             before = seen.looks_in(window[0], look.at)

@@ -107,13 +107,21 @@ class Witness:
         seen = self.seen()
         guarantees.raise_all(truth.violations(seen))
         count = truth.judged(seen)
-        print(f"\nconditions judged at {count} of {len(seen.looks)} looks")
+        print(
+            f"\nconditions judged at {count} of {len(seen.looks)} looks; "
+            f"of {truth.decided(seen)} statements others saw whether they were true"
+        )
         assert count >= judged_min, f"only {count} of {len(seen.looks)} looks: {self.trouble}"
 
-    def wait_judged(self, count: int, timeout_s: float = 180.0) -> None:
-        """Wait until so many looks are worth judging: while operators go, few are."""
+    def judged(self, since: float = 0.0) -> int:
+        """Return how many looks from a time on are worth judging; only the looks tell."""
+        return truth.judged(truth.Seen(tuple(self._looks), ()), since)
+
+    def wait_judged(self, count: int, since: float | None = None, timeout_s: float = 180.0) -> None:
+        """Wait until so many looks from now on are worth judging: while operators go, few are."""
+        begun = time.time() if since is None else since
         what = f"{count} looks that can be judged"
-        wait_for(lambda: truth.judged(self.seen()) >= count, timeout_s, what, interval_s=3.0)
+        wait_for(lambda: self.judged(begun) >= count, timeout_s, what, interval_s=1.0)
 
     def wait_told(self, name: str, expected: Mapping[str, str], timeout_s: float = 90.0) -> None:
         """Wait until conditions of an object say this: `{"Ready": "False WorkerAway"}`."""
