@@ -86,14 +86,16 @@ def create_namespace(kubectl: Kubectl, name: str) -> Kubectl:
     return kubectl.within(name)
 
 
-def install_chart(kubectl: Kubectl, tag: str, changed: Values | None = None) -> System:
+def install_chart(
+    kubectl: Kubectl, tag: str, changed: Values | None = None, chart: Path = CHART
+) -> System:
     """Install or upgrade the release, and wait until its pods are ready."""
     within = create_namespace(kubectl, SYSTEM)
     helm(
         within,
         "upgrade",
         RELEASE,
-        str(CHART),
+        str(chart),
         "--install",
         "--wait",
         f"--timeout={INSTALL_S_MAX:.0f}s",
