@@ -34,6 +34,7 @@ from tidewater_pipeline.metadata import state_of
 from tidewater_pipeline.report import Progress
 from tidewater_pipeline.settings import SparkSettings, catalog_settings_conf, spark_conf
 from tidewater_pipeline.state import FileInfo, TableState, quoted
+from tidewater_pipeline.syncing import sync_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -357,7 +358,7 @@ class TopicTable:
                 parent = snapshot.parentId()
                 snapshot = None if parent is None else table.snapshot(parent)
             paths.append(str(table.operations().current().metadataFileLocation()))
-        _sync(paths)
+        sync_files(paths)
 
     def rows(self, state: TableState) -> "DataFrame":
         """Return the rows of the state's snapshot."""
@@ -431,15 +432,3 @@ def _written(table: Any, snapshot: Any) -> list[str]:
     while added.hasNext():
         paths.append(str(added.next().location()))
     return paths
-
-
-def _sync(paths: Collection[str]) -> None:
-    """Sync files of a local disk, and the directories that name them."""
-    local = [Path("/" + path.removeprefix("file:").lstrip("/")) for path in paths]
-    for path in [*local, *{each.parent for each in local}]:
-        with suppress(FileNotFoundError):  # another commit has replaced it already
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,7 +214,7 @@ def rewriting(*script: list[dict[str, int]] | TidewaterError) -> tuple[list[Rewr
         procedure=lambda name: name,
         sql=sql,
     )
-    state: Any = SimpleNamespace(sequence=7, sort_order=ORDER)
+    state: Any = SimpleNamespace(sequence=7, sort_order=ORDER, is_local=False)
     table: Any = SimpleNamespace(
         topic="a/b",
         name="t",
@@ -289,6 +290,22 @@ def test_no_range_is_begun_after_the_budget() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Rewriting, "_range", lambda *_: Rewritten(9, 1))
         assert len(work.all([Range(n, n, 9, 90) for n in range(5)], Duration("60s"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("is_local", "folders"), [(True, {Path("/t/1"), Path("/t/2")}), (False, set())]
+)
+def test_new_files_come_to_lie_beside_the_old_ones(folders: set[Path], *, is_local: bool) -> None:
+    """On a local disk they are synced as they are written; an object store needs no such thing."""
+    known: Any = SimpleNamespace(is_local=is_local)
+    files = [
+        replace(file, path=f"file:///t/{number}/{file.path}.parquet")
+        for number in range(4)
+        for file in hour(number, [10] * 3)
+    ]
+    work = Rewriting(SimpleNamespace(), SimpleNamespace(), TARGET, known, files)  # type: ignore[arg-type]
+    chosen = Range(HOUR_US, 2 * HOUR_US + 9, 6, 60)
+    assert work._folders(chosen) == folders
 
 
 def test_planning_on_the_result_chooses_nothing() -> None:

@@ -8,8 +8,9 @@ once stays as it is. A range that loses all its races is left to the next run; t
 after it are done all the same, also if it could not be read or written.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Self
 
 from tidewater_core.compaction import FILES_MIN, LATENESS_US, is_due, is_small, period_start
@@ -21,6 +22,7 @@ from tidewater_pipeline.holding import held
 from tidewater_pipeline.report import Outcome, Report, passes
 from tidewater_pipeline.session import SPARK_GONE, ConflictError, Session, TopicTable
 from tidewater_pipeline.state import FileInfo, TableState, sql_text
+from tidewater_pipeline.syncing import local_path, synced_early
 
 GROUP_BYTES_MAX: Final = 2 * 1024**3
 """Bytes that are sorted and committed at once: a large partition makes progress in parts."""
@@ -78,6 +80,10 @@ class Range:
     nbytes: int
     groups: int = 1
     """What Iceberg rewrites at a time and can commit by itself."""
+
+    def holds(self, file: FileInfo) -> bool:
+        """Say if a file is one of those that the call's filter may choose."""
+        return file.time_low_us <= self.time_high_us and file.time_high_us >= self.time_low_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +311,7 @@ def run(session: Session, table: TopicTable, options: CompactOptions) -> Report:
     done: list[Rewritten] = []
     if ranges:
         table.set_properties(missing_properties(state.properties))
-        rewriting = Rewriting(session, table, int(target), state)
+        rewriting = Rewriting(session, table, int(target), state, files)
         done = rewriting.all(ranges, options.budget)
         state = rewriting.state
     report.after = state.size
@@ -344,6 +350,8 @@ class Rewriting:
     target: int
     state: TableState
     """The newest that is known: each look at a table costs what a small rewrite does."""
+    files: Sequence[FileInfo] = ()
+    """What the ranges were chosen from: the new files come to lie beside them."""
 
     def all(self, ranges: list[Range], budget: Duration) -> list[Rewritten]:
         """Rewrite as many as can be begun in time, at least one."""
@@ -366,7 +374,8 @@ class Rewriting:
         """Rewrite one range on a history that is held, and bring it to the disk."""
         try:
             with held(self.table, chosen.nbytes, self.state) as since:
-                done = self._calls(chosen)
+                with synced_early(self._folders(chosen)):
+                    done = self._calls(chosen)
                 self.state = self.table.settle(since)
         except TidewaterError as error:  # also if the hold itself was not to be had
             if error.reason in STOPS:
@@ -374,6 +383,12 @@ class Rewriting:
             self.state = self.table.load()
             return Rewritten(failed=chosen.files, error=error)
         return done
+
+    def _folders(self, chosen: Range) -> set[Path]:
+        """Name the folders of a local disk where the new files will be."""
+        if not self.state.is_local:
+            return set()
+        return {local_path(file.path).parent for file in self.files if chosen.holds(file)}
 
     def _calls(self, chosen: Range) -> Rewritten:
         """Rewrite one range, in parts; where files are left, once more as a whole.

@@ -1,0 +1,97 @@
+"""Files on a local disk are brought to rest: Spark does not sync what it writes.
+
+A rewrite of a gigabyte would leave all of it to be waited for at the end. So a thread syncs files
+while they are written, and little is left. It is a help only: what is committed is synced by name.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+PAUSE_S: Final = 0.2
+"""Between two looks at the folders; a few hundred MB can be written meanwhile."""
+
+
+def local_path(location: str) -> Path:
+    """Return where a location (`file:///a/b`, `file:/a/b`, `/a/b`) is on this machine."""
+    return Path("/" + location.removeprefix("file:").lstrip("/"))
+
+
+def sync_files(locations: Collection[str]) -> None:
+    """Sync files, and the directories that name them."""
+    local = [local_path(each) for each in locations]
+    for path in [*local, *{each.parent for each in local}]:
+        with suppress(FileNotFoundError):  # another commit has replaced it already
+            _with_handle(path, os.fsync)
+
+
+@contextmanager
+def synced_early(folders: Iterable[Path]) -> Iterator[None]:
+    """Sync what appears in these folders as it is written; raise if a disk refused that.
+
+    It is raised since the kernel tells of a failed write once: whoever syncs next hears nothing.
+    """
+    early = _Early(frozenset(folders))
+    if not early.folders:
+        yield
+        return
+    early.start()
+    try:
+        yield
+    finally:
+        early.stop()
+    if early.error is not None:
+        raise early.error
+
+
+class _Early(threading.Thread):
+    """Looks at folders again and again, and syncs the files that were not there at first."""
+
+    def __init__(self, folders: frozenset[Path]) -> None:
+        super().__init__(name="synced-early", daemon=True)
+        self.folders = folders
+        self.error: OSError | None = None
+        self._stopping = threading.Event()
+        self._sizes = dict(self._found())
+        """Of each file when it was last synced, or when this began."""
+
+    def run(self) -> None:
+        """Look until told to stop, or until a disk refuses."""
+        while not self._stopping.wait(PAUSE_S):
+            try:
+                for path, size in self._found():
+                    self._sync(path, size)
+            except OSError as error:
+                self.error = error
+                return
+
+    def stop(self) -> None:
+        """Return when nothing is under way any more."""
+        self._stopping.set()
+        self.join()
+
+    def _found(self) -> Iterator[tuple[str, int]]:
+        for folder in self.folders:
+            # The folder may be made by the first file in it, and a file may go: the table's are
+            # rewritten by others, too.
+            with suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_file():
+                        yield entry.path, entry.stat().st_size
+
+    def _sync(self, path: str, size: int) -> None:
+        if size > self._sizes.get(path, 0) and not self._stopping.is_set():
+            with suppress(FileNotFoundError):
+                _with_handle(Path(path), os.fdatasync)
+                self._sizes[path] = size
+
+
+def _with_handle(path: Path, act: Callable[[int], None]) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        act(handle)
+    finally:
+        os.close(handle)
