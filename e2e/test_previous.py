@@ -94,11 +94,12 @@ def test_crds_are_those_of_this_version(pair: Tenant) -> None:
                 assert found[part] == mine[part], f"{path.name}: {part}"
 
 
-def _numbered(tenant: Tenant) -> object:
-    """Send a message under a number that is always the same; return its places."""
+def _numbered(tenant: Tenant) -> tuple[int, int]:
+    """Send a message under a number that is always the same; return its place."""
     path = f"/v1/{tenant.topic}/messages?partition=0"
     body = {"messages": [{"value": "numbered"}]}
-    return expect(insist(lambda: post(tenant.door, path, body, more=NUMBER)))["acks"]
+    (ack,) = expect(insist(lambda: post(tenant.door, path, body, more=NUMBER)))["acks"]
+    return ack["partition"], ack["offset"]
 
 
 def _take(tenant: Tenant, count: int) -> set[tuple[int, int]]:
