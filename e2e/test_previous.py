@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,9 @@ pytestmark = pytest.mark.timeout(900)
 SUBSCRIPTION = "subscription/reader"
 EARLIEST = {"position": "earliest"}
 TAKEN_BEFORE = 200
+PULL_MAX = 1000
+PAUSE_S = 0.12
+"""Between a sender's requests: all is read again in the end, by a consumer, too."""
 REPLACED_S_MAX = 240.0
 NUMBER = {"Tidewater-Producer": "e2e-upgrade", "Tidewater-Sequence": "0"}
 
@@ -60,7 +64,7 @@ def test_upgrade_under_load(pair: Tenant, system: System) -> None:
     assert _images(pair) == {f"tidewater-worker:{previous.TAG}"}
     claims = _claims(pair)
     number = _numbered(pair)
-    with pair.load("upgrade-") as traffic:
+    with pair.load("upgrade-", PAUSE_S) as traffic:
         traffic.wait_for_more(TAKEN_BEFORE * 2, 60)
         taken = _take(pair, TAKEN_BEFORE)
         upgraded = install_chart(system.kubectl, system.tag)
@@ -104,19 +108,18 @@ def _numbered(tenant: Tenant) -> tuple[int, int]:
 
 def _take(tenant: Tenant, count: int) -> set[tuple[int, int]]:
     """Pull and acknowledge so many messages; return their places."""
-    path = f"/v1/{tenant.topic}/subscriptions/reader"
+
+    def ask(what: str, body: object) -> Any:
+        path = f"/v1/{tenant.topic}/subscriptions/reader/{what}"
+        return expect(insist(lambda: post(tenant.door, path, body)))
+
     found: set[tuple[int, int]] = set()
-
-    def taken() -> bool:
-        body = {"max": min(100, count - len(found)), "wait_ms": 1000, "consumer": "e2e"}
-        messages = expect(insist(lambda: post(tenant.door, f"{path}/pull", body)))["messages"]
-        acks = {"ack_ids": [each["ack_id"] for each in messages]}
+    while len(found) < count:
+        most = min(PULL_MAX, count - len(found))
+        messages = ask("pull", {"max": most, "wait_ms": 1000, "consumer": "e2e"})["messages"]
         if messages:
-            expect(insist(lambda: post(tenant.door, f"{path}/ack", acks)))
+            ask("ack", {"ack_ids": [each["ack_id"] for each in messages]})
         found.update((each["partition"], each["offset"]) for each in messages)
-        return len(found) >= count
-
-    wait_for(taken, 180, f"{count} messages to be delivered")
     return found
 
 
