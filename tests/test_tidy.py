@@ -285,6 +285,16 @@ def test_tests_of_the_track_record_are_there() -> None:
     assert lost == []
 
 
+def test_reasons_and_metrics_of_the_troubleshooting_page_exist() -> None:
+    """Who looks for what an error says finds it in the code, or it is Kubernetes' own."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    sources = [p for p in files() if p.suffix == ".py" and "src" in p.relative_to(ROOT).parts]
+    code = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources)))
+    named = set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|tidewater_[a-z_]+)[`{]", page))
+    assert len(named) > 100
+    assert named - code == {"ImagePullBackOff", "CrashLoopBackOff"}
+
+
 def test_text_files_end_with_one_newline() -> None:
     wrong = [
         file

@@ -91,7 +91,7 @@ class Limits:
     """Free bytes of the log's disk below which appends are refused (503), so that the worker can
     always finish what it acknowledged and write its state."""
     log_bytes_max: ByteSize = ByteSize("100Gi")
-    """Bytes of uncommitted log per partition past which producers are pushed back (503)."""
+    """Bytes of uncommitted log per partition past which producers are pushed back (429)."""
     partitions_max: int = 10_000
     """Most partitions whose logs are open on one worker; further ones stay closed and say why."""
     connections_max: int = 10_000
