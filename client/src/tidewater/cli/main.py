@@ -28,16 +28,16 @@ GROUP: Final = "tidewater.commands"
 
 BUILT_IN: Final = {
     "produce": "send messages to a topic",
-    "consume": "read messages of a topic",
-    "topics": "list the topics of a server",
-    "stats": "show how a topic is doing",
-    "flush": "make everything stored so far visible in the table",
+    "consume": "read messages of a topic, or of a subscription",
+    "topics": "list the topics",
+    "stats": "show a topic's offsets, lag, latency and table",
+    "flush": "bring everything stored so far into the table now",
 }
 DESCRIPTIONS: Final = {
     "dev": "run a worker on this machine, with catalog and warehouse embedded",
     "worker": "run a worker from a settings file",
-    "log": "inspect and verify log directories",
-    "table": "work on topics' tables: import Parquet files",
+    "log": "inspect or verify log directories",
+    "table": "import Parquet files into a topic's table",
     "compact": "compact a topic's table with Spark",
 }
 """What commands of our other packages do, so that `--help` need not import them."""
@@ -109,15 +109,11 @@ def overview() -> str:
     for title, commands in (("commands", BUILT_IN), ("commands of installed packages", added)):
         if commands:
             lines += ["", f"{title}:", *(f"  {name:<10} {text}" for name, text in commands.items())]
-    lines += ["", "exit codes:", "  0   done", "  2   wrong usage"]
-    lines += [f"  {code:<3} {text}" for _, code, text in sorted(EXIT_CODES, key=_code) if text]
+    codes = {0: "done", 2: "wrong usage"} | {code: text for _, code, text in EXIT_CODES if text}
+    lines += ["", "exit codes:", *(f"  {code:<3} {text}" for code, text in sorted(codes.items()))]
     lines += [f"  {EXIT_INTERRUPTED} interrupted", ""]
-    lines += ["'tidewater COMMAND --help' tells more. TIDEWATER_URL names the server."]
+    lines += ["'tidewater COMMAND --help' tells more. TIDEWATER_URL names a worker's address."]
     return "\n".join(lines) + "\n"
-
-
-def _code(row: tuple[type[TidewaterError], int, str]) -> int:
-    return row[1]
 
 
 def _run(command: Command, args: argparse.Namespace) -> int:

@@ -27,8 +27,8 @@ JOBS: Final = {
     "replay": "send a range of the topic to another topic",
 }
 FORCE_HELP: Final = (
-    "skip the safety checks: cursors, unknown topic, another topic's table, short grace, "
-    "shared location (default: none is skipped)"
+    "skip the safety checks: cursors, unknown topic, another topic's table, no store, short "
+    "grace, shared location (default: none is skipped)"
 )
 
 

@@ -18,7 +18,12 @@ from tidewater_core.settings import WorkerSettings, embedded
 from tidewater_worker.cli.worker import hold, register, start, topic_names
 
 NAME = "dev"
-HELP = "run a worker on this machine: SQLite catalog, local warehouse, no other server"
+HELP = """\
+Run a worker on this machine, with everything that it needs: SQLite catalog, local warehouse, log.
+
+It serves without authentication, so it listens on loopback unless told otherwise. Where there is no
+topic yet and none is given, it makes default/quickstart. Ctrl-C stops it; --data keeps its state.
+"""
 QUICKSTART = """\
 apiVersion: tidewater.dev/v1alpha1
 kind: Topic
@@ -30,15 +35,27 @@ READY_WAIT_S = 60
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where everything is kept")
-    parser.add_argument("--listen", default="127.0.0.1:8080", help="address of the HTTP API")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("data"),
+        metavar="DIR",
+        help="directory of the log, the table and all state (default: ./data)",
+    )
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="address of the HTTP API (default: 127.0.0.1:8080)",
+    )
     parser.add_argument(
         "-f",
         "--filename",
         type=Path,
         action="append",
         default=[],
-        help="Topic and Subscription manifests, as for kubectl apply (repeatable)",
+        metavar="FILE",
+        help="Topic and Subscription manifests, as for kubectl apply; may be repeated",
     )
     parser.add_argument(
         "--flight",

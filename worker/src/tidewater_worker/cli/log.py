@@ -14,15 +14,15 @@ from tidewater_worker.log.inspect import (
 )
 
 NAME = "log"
-HELP = "inspect or verify the segments of a log directory"
+HELP = "Inspect or verify the segments of a log directory. Nothing is changed."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     actions = parser.add_subparsers(dest="action", required=True)
     for name, text in (
-        ("inspect", "show the segments of every partition below a directory"),
-        ("verify", "check every frame; exit status 1 if one is damaged"),
+        ("inspect", "show the segments, offsets and times of every partition below a directory"),
+        ("verify", "read and check every frame; exit code 1 if one is damaged"),
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("directory", type=Path, help="a partition, a topic or the whole log")

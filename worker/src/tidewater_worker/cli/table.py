@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidewater_worker.table.opening import TopicTable
 
 NAME = "table"
-HELP = "import Parquet files into a topic's table"
+HELP = "Import Parquet files into a topic's table."
 _IMPORT = """\
 Add the rows of Parquet files to a topic, in the order given, in one atomic commit. The files have
 the topic's own columns (`value`, or those of its schema) and may have tw_key, tw_headers, tw_time.
@@ -32,14 +32,20 @@ The worker must not be running: stop it first, so that all messages are in the t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     actions = parser.add_subparsers(dest="action", required=True)
-    action = actions.add_parser("import", help=HELP, description=_IMPORT)
-    action.add_argument("topic", help="namespace/name")
+    action = actions.add_parser("import", help="import Parquet files", description=_IMPORT)
+    action.add_argument("topic", metavar="NS/NAME", help="the topic")
     action.add_argument("files", nargs="+", help="Parquet files: paths, or s3:// and the like")
-    action.add_argument("--partition", type=int, default=0, help="which partition (default 0)")
+    action.add_argument("--partition", type=int, default=0, help="which one (default: 0)")
     action.add_argument(
-        "--data", type=Path, default=Path("data"), help="the data directory of `tidewater dev`"
+        "--data",
+        type=Path,
+        default=Path("data"),
+        metavar="DIR",
+        help="directory of `tidewater dev` (default: ./data)",
     )
-    action.add_argument("--settings", type=Path, help="settings of a worker, instead of --data")
+    action.add_argument(
+        "--settings", type=Path, metavar="FILE", help="a worker's settings file, instead of --data"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

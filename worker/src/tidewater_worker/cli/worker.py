@@ -18,7 +18,7 @@ from tidewater_core.settings import WorkerSettings
 from tidewater_worker.supervisor import replace_process
 
 NAME = "worker"
-HELP = "run a worker from a settings file"
+HELP = "Run a worker from a settings file, as the operator does in a pod."
 PID_BYTES_MAX = 20
 _PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--settings",
         type=Path,
         required=True,
+        metavar="FILE",
         help="JSON file of the worker's settings; ${NAME} in it stands for an environment variable",
     )
     parser.add_argument(
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="Topic manifests to register before the start (repeatable)",
+        metavar="FILE",
+        help="Topic and Subscription manifests to register before the start; may be repeated",
     )
 
 
