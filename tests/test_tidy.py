@@ -252,6 +252,26 @@ def test_links_of_pages_lead_somewhere(path: Path) -> None:
     assert dead == []
 
 
+def _anchors(page: Path) -> set[str]:
+    """Return what a link may name in a page, by GitHub's rule."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head).strip().lower() for head in heads]
+    return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in plain}
+
+
+def test_links_into_pages_name_a_heading() -> None:
+    dead = []
+    for page in (path for path in files() if path.suffix == ".md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in MARKDOWN_LINK.findall(text):
+            place, _, anchor = target.partition("#")
+            there = page.parent / place if place else page
+            if anchor and ":" not in place and there.suffix == ".md":
+                dead += [f"{name(page)}: {target}"] if anchor not in _anchors(there) else []
+    assert dead == []
+
+
 def test_manifests_in_pages_are_valid() -> None:
     """A reader copies them as they are."""
     for path in files():
