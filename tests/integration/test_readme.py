@@ -89,6 +89,21 @@ def test_the_curl_lines_produce_read_and_flush(quickstart: tuple[Path, str]) -> 
     assert '"snapshot_id"' in text
 
 
+def test_the_command_lines_produce_and_consume(
+    quickstart: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's lines with the `tidewater` command send two messages and print them."""
+    directory, port = quickstart
+    monkeypatch.setenv("TIDEWATER_URL", f"http://127.0.0.1:{port}")
+    lines = [
+        line for block in _blocks("sh") for line in _commands(block) if "bin/tidewater " in line
+    ]
+    assert len(lines) >= 2, "the README shows the command"
+    said = [_run(line.replace(".venv/bin/", f"{BIN}/"), directory, port) for line in lines]
+    assert '"hello"' in said[-1]
+    assert '"world"' in said[-1]
+
+
 def test_the_query_finds_the_messages(quickstart: tuple[Path, str]) -> None:
     """The README's query reads the table from another process."""
     directory, port = quickstart
