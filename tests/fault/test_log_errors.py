@@ -211,3 +211,56 @@ async def _write_until_stopped(directory: Path, fail_at: int) -> tuple[int, str]
             else:
                 assert not faults.failed, f"{faults.failed} failed and nobody was told"
     return acked, faults.failed
+
+
+def test_a_full_disk_at_the_start_keeps_no_log_closed(tmp_path: Path) -> None:
+    """The index that found no room when its segment was sealed finds none at the start either."""
+    directory = tmp_path / "log"
+    directory.mkdir()
+    assert not asyncio.run(_write_all(directory, (), 0, 0))
+    indexes = sorted(directory.glob("*.idx"))
+    assert len(indexes) > 1
+    for index in indexes:
+        index.write_bytes(b"")  # what a full disk left of it
+    with _always_full():
+        recovered = logs.reopen(directory)
+    assert recovered.next_offset == len(BATCHES) * 3
+    _assert_whole(directory, "the index had no room")
+    assert all(index.stat().st_size for index in indexes), "made up for when there was room"
+
+
+def test_a_torn_tail_on_a_full_disk_leaves_no_heap_of_copies(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    directory.mkdir()
+    assert not asyncio.run(_write_all(directory, (), 0, 0))
+    last = max(directory.glob("*.wal"))
+    last.with_suffix(".durable").unlink()
+    with last.open("r+b") as file:
+        file.truncate(last.stat().st_size - 100)
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if ".broken" in os.readlink(f"/proc/self/fd/{fd}"):
+            _full()
+        real(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                logs.reopen(directory)
+    assert not list(directory.glob("*.broken*"))
+    logs.reopen(directory)
+    assert len(list(directory.glob("*.broken*"))) == 1, "the evidence"
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def _always_full() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_bytes", _full)
+        patch.setattr(Path, "write_text", _full)
+        yield

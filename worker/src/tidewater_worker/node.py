@@ -35,6 +35,7 @@ from tidewater_worker.log.deleter import (
     plan_deletions,
     remove_segment,
 )
+from tidewater_worker.log.reader import segment_name
 from tidewater_worker.log.recover import Recovered
 from tidewater_worker.log.syncpool import SyncPool
 from tidewater_worker.partition import Partition
@@ -377,7 +378,13 @@ class Node:
                 for segment in doomed:
                     # Out of the list first: a reader that looks now goes to the table.
                     appender.segments.remove(segment)
-                    with suppress(OSError):
+                    try:
                         await asyncio.to_thread(
                             remove_segment, partition.directory, segment.base_offset
                         )
+                    except OSError as error:
+                        # The later ones stay, too: a log with a hole is refused at the next start.
+                        log.warning("%s: a segment stays: %s", partition.directory, error)
+                        if (partition.directory / segment_name(segment.base_offset)).exists():
+                            appender.segments.insert(0, segment)
+                        break

@@ -218,11 +218,11 @@ class Partition:
         """Push back on producers when more waits for the table than the log may hold (G6)."""
         if self.appender is None:
             return
-        waiting = sum(
-            segment.index.size
-            for segment in self.appender.segments
-            if segment.end_offset > self.table.next
-        )
+        waiting = 0
+        for segment in reversed(self.appender.segments):  # of days of a log a few, each second
+            if segment.end_offset <= self.table.next:
+                break
+            waiting += segment.index.size
         full = isinstance(self.refusal, Overloaded)
         if waiting > bytes_max and self.refusal is None:
             self.refusal = Overloaded(

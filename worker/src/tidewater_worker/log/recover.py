@@ -13,6 +13,7 @@ Nothing is decided from a file's length.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -173,10 +174,16 @@ def set_aside(directory: Path, base_offset: int) -> None:
 
 def _cut(path: Path, data: bytes, at: int) -> None:
     """Keep the torn bytes as evidence, then cut them."""
-    with _free_broken_name(path).open("wb") as file:
-        file.write(data[at:].rstrip(b"\0"))
-        file.flush()
-        os.fsync(file.fileno())
+    broken = _free_broken_name(path)
+    try:
+        with broken.open("wb") as file:
+            file.write(data[at:].rstrip(b"\0"))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # the next attempt makes the same copy: half of one each time helps nobody
+        with suppress(OSError):
+            broken.unlink(missing_ok=True)
+        raise
     with path.open("r+b") as file:
         file.truncate(at)
         os.fsync(file.fileno())
@@ -189,7 +196,8 @@ def _sealed(path: Path) -> Segment:
         data = path.read_bytes()
         header = fmt.decode_header(data, path.name)
         index = idx.rebuild(data, header, str(path))
-        path.with_suffix(idx.SUFFIX).write_bytes(index.to_bytes())
+        with suppress(OSError):  # a full disk: then the next start reads the segment again
+            path.with_suffix(idx.SUFFIX).write_bytes(index.to_bytes())
     return Segment(int(path.stem), index, int(path.stat().st_mtime * 1e6))
 
 
