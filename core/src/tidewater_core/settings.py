@@ -76,6 +76,9 @@ class Limits:
     """The same for one partition, so that one slow topic does not starve the others."""
     group_bytes_max: ByteSize = ByteSize("16Mi")
     """Bytes that one group commit joins into one write and fdatasync; bounds its latency."""
+    tails_bytes_max: ByteSize = ByteSize("512Mi")
+    """Newest messages in memory for who follows live, of all partitions of a worker together
+    (`log.tailCache` bounds those of one). Past it the oldest go; they are read from the log."""
     read_rows_max: int = 100_000
     """Most messages in one answer to a read."""
     read_bytes_max: ByteSize = ByteSize("32Mi")

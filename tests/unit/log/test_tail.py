@@ -5,7 +5,7 @@ import pyarrow as pa
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_worker.log.group import EncodedFrame, Rows, Submission, encode_group
 from tidewater_worker.log.ipc import QuickFrames
-from tidewater_worker.log.tail import COMPACT_AFTER, Tail
+from tidewater_worker.log.tail import COMPACT_AFTER, Tail, TailRoom
 from tidewater_worker.schema import log_schema
 
 SCHEMA = log_schema(TopicSpec())
@@ -76,3 +76,52 @@ def test_time_is_found_only_where_memory_can_be_sure() -> None:
     assert tail.offset_at(101) == 2
     assert tail.offset_at(300) == 3
     assert tail.offset_at(301) == 4
+
+
+def test_all_tails_of_a_worker_share_one_room() -> None:
+    """Each within its own bound, a thousand partitions would take more than a worker has (G6)."""
+    one = frames(0, b"x" * 100)[0].nbytes
+    room = TailRoom(100 * one)
+    tails = [Tail(0, 10 * one, room) for _ in range(1_000)]
+    for offset in range(10):
+        for number, tail in enumerate(tails):
+            tail.append(frames(offset, b"x" * 100, time_us=offset * 1_000 + number))
+            assert room.nbytes <= room.bytes_max
+    kept = [tail for tail in tails if tail.nbytes]
+    assert kept == tails[-100:], "the newest of all stay"
+    assert room.nbytes == sum(tail.nbytes for tail in kept) == 100 * one
+    for tail in tails:
+        assert tail.end == 10
+        assert [b.base_offset for b in tail.read(tail.start, 10, 10**6)] == list(
+            range(tail.start, 10)
+        )
+
+
+def test_a_quiet_tail_makes_room_for_a_busy_one_and_comes_back() -> None:
+    one = frames(0, b"x" * 100)[0].nbytes
+    room = TailRoom(12 * one)
+    quiet, busy = Tail(0, 15 * one, room), Tail(0, 15 * one, room)
+    for offset in range(10):
+        quiet.append(frames(offset, b"x" * 100, time_us=offset))
+    for offset in range(5):
+        busy.append(frames(offset, b"x" * 100, time_us=100 + offset))
+    assert (quiet.start, busy.start) == (3, 0)
+    for offset in range(5, 50):
+        busy.append(frames(offset, b"x" * 100, time_us=100 + offset))
+    assert (quiet.start, quiet.end, busy.start) == (10, 10, 38)
+    quiet.append(frames(10, b"x" * 100, time_us=300))
+    assert (quiet.start, quiet.end, busy.start) == (10, 11, 39)
+    assert room.nbytes == quiet.nbytes + busy.nbytes == 12 * one
+
+
+def test_a_tail_that_is_closed_or_begun_anew_gives_its_room_back() -> None:
+    one = frames(0, b"x" * 100)[0].nbytes
+    room = TailRoom(20 * one)
+    tail = Tail(0, 10 * one, room)
+    tail.append(frames(0, b"x" * 100))
+    later = tail.anew(50)
+    assert (room.nbytes, later.start, later.end) == (0, 50, 50)
+    later.append(frames(50, b"x" * 100))
+    assert room.nbytes == later.nbytes == one
+    later.close()
+    assert (room.nbytes, later.start, later.end) == (0, 51, 51)

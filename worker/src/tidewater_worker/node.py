@@ -38,6 +38,7 @@ from tidewater_worker.log.deleter import (
 from tidewater_worker.log.reader import segment_name
 from tidewater_worker.log.recover import Recovered
 from tidewater_worker.log.syncpool import SyncPool
+from tidewater_worker.log.tail import TailRoom
 from tidewater_worker.partition import Partition
 from tidewater_worker.ports import TopicAssignment, TopicState
 from tidewater_worker.table_health import TableHealth
@@ -93,6 +94,7 @@ class Node:
         )
         """Bytes in flight past which no large body goes on. The rest is left to small ones, which
         must not wait for those who are slow; and a largest one finds room if it is alone."""
+        self._tail_room = TailRoom(limits.tails_bytes_max.bytes)
         self.is_draining = False
         self.review_counts: dict[str, int] = {}
         """What the API server said about tokens and permissions; empty: it is not asked."""
@@ -239,6 +241,7 @@ class Node:
         return Appender(
             partition.directory, topic.uuid, number, self._options(topic.spec), recovered,
             self._pool, self._loop, self.clock, lambda end: self._on_durable(name, number, end),
+            self._tail_room,
         )  # fmt: skip
 
     # ---- between the two processes

@@ -40,7 +40,7 @@ from tidewater_worker.log.producers import Duplicate, Producers, Request, Stored
 from tidewater_worker.log.recover import Recovered, Segment
 from tidewater_worker.log.segment import NO_SPACE
 from tidewater_worker.log.syncpool import SyncPool
-from tidewater_worker.log.tail import Tail
+from tidewater_worker.log.tail import Tail, TailRoom
 from tidewater_worker.schema import log_schema
 
 SMALL_GROUP_BYTES: Final = 64 * 1024
@@ -140,6 +140,7 @@ class Appender:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         on_durable: Callable[[int], None],
+        tail_room: TailRoom | None = None,
     ) -> None:
         self.directory = directory
         self.partition = partition
@@ -154,7 +155,7 @@ class Appender:
         self.durable_end = recovered.next_offset
         """Offsets below this are fsynced."""
         self.latencies = Latencies()
-        self.tail = Tail(recovered.next_offset, options.tail_bytes)
+        self.tail = Tail(recovered.next_offset, options.tail_bytes, tail_room)
         self.failure: TidewaterError | None = None
         """Why the log has stopped for good; None while it goes on."""
         self.may_append: Callable[[], bool] = lambda: True
@@ -471,7 +472,7 @@ class Appender:
         assert not self._busy, "nothing is under way"
         assert not self._lots, "nothing waits"
         self.next_offset = self.end = self.durable_end = offset
-        self.tail = Tail(offset, self.options.tail_bytes)
+        self.tail = self.tail.anew(offset)
         self._chain.set_aside()
 
     async def settle(self) -> None:
@@ -494,3 +495,4 @@ class Appender:
                 self._poison("LogSyncFailed", "closing", error)
             self._advance(self.end)
         await asyncio.to_thread(self._chain.abandon)
+        self.tail.close()

@@ -1,6 +1,13 @@
-"""The memory tail: the newest frames of a partition, for readers that follow it live."""
+"""The memory tail: the newest frames of a partition, for readers that follow it live.
+
+Each tail has its own bound (`log.tailCache`), and all of a worker have one together: hundreds of
+partitions, each within its own, would else take more than the worker has. Where there is no more
+room the oldest frame of all goes, whosever it is: readers find it in the log.
+"""
 
 from bisect import bisect_right
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Final
 
 import pyarrow as pa
@@ -9,13 +16,47 @@ from tidewater_worker.log.group import EncodedFrame
 from tidewater_worker.log.reader import LogBatch
 
 COMPACT_AFTER: Final = 1024
+_UNBOUNDED: Final = 1 << 62
+
+
+class TailRoom:
+    """Memory that the tails of a worker share. For one thread, the event loop's."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.nbytes = 0
+        self._oldest: list[tuple[int, int, Tail]] = []
+        """A heap: when the oldest frame of each tail came, or one that it has dropped since."""
+        self._order = count()
+
+    def enter(self, tail: "Tail") -> None:
+        """Take in a tail that is no longer empty."""
+        heappush(self._oldest, (tail.oldest_us, next(self._order), tail))
+
+    def leave(self, tail: "Tail") -> None:
+        """Forget a tail."""
+        self._oldest = [entry for entry in self._oldest if entry[2] is not tail]
+        heapify(self._oldest)
+
+    def make(self) -> None:
+        """Let the oldest frames go until the rest fits."""
+        while self.nbytes > self.bytes_max:
+            at, _, tail = heappop(self._oldest)
+            if tail.nbytes and tail.oldest_us <= at:
+                tail.drop_oldest()
+            if tail.nbytes:
+                self.enter(tail)
+            else:
+                tail.is_in_room = False
 
 
 class Tail:
     """Acknowledged frames in memory, newest last, at most `bytes_max` of them."""
 
-    def __init__(self, start: int, bytes_max: int) -> None:
+    def __init__(self, start: int, bytes_max: int, room: TailRoom | None = None) -> None:
         self._bytes_max = bytes_max
+        self._room = room or TailRoom(_UNBOUNDED)
+        self.is_in_room = False
         self._bases: list[int] = []
         self._frames: list[EncodedFrame] = []
         self._head = 0
@@ -31,24 +72,51 @@ class Tail:
             self._bases.append(frame.base_offset)
             self._frames.append(frame)
             self.nbytes += frame.nbytes
+            self._room.nbytes += frame.nbytes
             self.end += frame.rows
         self._shrink()
+        if self.nbytes and not self.is_in_room:
+            self.is_in_room = True
+            self._room.enter(self)
+        self._room.make()
 
     def change(self, bytes_max: int) -> None:
         """Take another bound, at once."""
         self._bytes_max = bytes_max
         self._shrink()
 
-    def _shrink(self) -> None:
-        while self.nbytes > self._bytes_max and self._head < len(self._frames):
-            dropped = self._frames[self._head]
-            self._frames[self._head] = _DROPPED  # the list itself is cut in larger steps
-            self._head += 1
-            self.nbytes -= dropped.nbytes
-            self.start = dropped.base_offset + dropped.rows
+    def anew(self, start: int) -> "Tail":
+        """Return an empty one in its place."""
+        bytes_max = self._bytes_max
+        self.close()
+        return Tail(start, bytes_max, self._room)
+
+    def close(self) -> None:
+        """Give back all memory."""
+        self.change(0)
+        self._room.leave(self)
+        self.is_in_room = False
+
+    @property
+    def oldest_us(self) -> int:
+        """Return when the oldest frame in memory came; there is one."""
+        return self._frames[self._head].time_us
+
+    def drop_oldest(self) -> None:
+        """Let the oldest frame go; there is one."""
+        dropped = self._frames[self._head]
+        self._frames[self._head] = _DROPPED  # the list itself is cut in larger steps
+        self._head += 1
+        self.nbytes -= dropped.nbytes
+        self._room.nbytes -= dropped.nbytes
+        self.start = dropped.base_offset + dropped.rows
         if self._head >= COMPACT_AFTER:
             del self._bases[: self._head], self._frames[: self._head]
             self._head = 0
+
+    def _shrink(self) -> None:
+        while self.nbytes > self._bytes_max:
+            self.drop_oldest()
 
     def read(self, offset: int, end: int, max_bytes: int) -> list[LogBatch]:
         """Return frames from the one that holds `offset`; empty if it is not in memory."""
