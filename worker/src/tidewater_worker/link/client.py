@@ -30,6 +30,9 @@ CALL_TIMEOUT_S: Final = 30.0
 DROP_TIMEOUT_S: Final = 600.0
 """Removing the files of a large table takes long; without an answer the caller asks again."""
 READ_BUFFER_BYTES: Final = 8 * 1024 * 1024
+UNSENT_BYTES_MAX: Final = 128 * 1024 * 1024
+"""More than the largest message. A table process that takes nothing for so long is stopped, or
+hangs: it is told everything again on another connection."""
 log = logging.getLogger(__name__)
 
 
@@ -209,8 +212,16 @@ class TableLink:
                 self._send({"op": "cancel", "id": call_id})
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._writer is not None:
-            self._writer.write(wire.pack_json(message))
+        writer = self._writer
+        if writer is None:
+            return
+        data = wire.pack_json(message)
+        if writer.transport.get_write_buffer_size() + len(data) <= UNSENT_BYTES_MAX:
+            writer.write(data)
+            return
+        log.error("the table process takes nothing: what waits for it is thrown away")
+        self._writer = None
+        writer.transport.abort()
 
     async def _call(
         self, message: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S, call_id: int = 0
@@ -223,7 +234,11 @@ class TableLink:
         try:
             self._send({"id": call_id, **message})
             return await asyncio.wait_for(future, timeout_s)
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # What has not begun over there need not: others wait behind it.
+            self._send({"op": "cancel", "id": call_id})
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise Retryable(
                 "TableProcessSlow", f"no answer to {message['op']} within {timeout_s:.0f} s"
             ) from None

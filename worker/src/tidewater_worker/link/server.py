@@ -100,6 +100,8 @@ class _Connection:
         self._peer, self._engine, self._pool, self._offered = peer, engine, pool, offered
         self._sending = threading.Lock()
         self._history: dict[int, Iterator[memoryview]] = {}
+        self._wanted: set[int] = set()
+        """Calls of the pool that somebody waits for, and reads that may be asked for more."""
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send a message, given in parts so that a large one need not be copied."""
@@ -131,6 +133,8 @@ class _Connection:
             self.run()
         finally:
             self._offered.lose(self)
+            self._wanted.clear()
+            self._history.clear()  # each pins a snapshot, and has threads
 
     def _take(self, message: dict[str, Any]) -> None:
         match message["op"]:
@@ -151,7 +155,14 @@ class _Connection:
                 self._wait(message)
             case "ping":
                 self.send(wire.pack_json({"id": message["id"], "result": None}))
+            case "cancel":
+                # Noted here, before a call that waits for its turn begins, or a read that has just
+                # begun is kept; what it holds is let go of by a thread that has the time.
+                self._wanted.discard(message["id"])
+                if message["id"] in self._history:
+                    self._pool.submit(self._history.pop, message["id"], None)
             case _:
+                self._wanted.add(message["id"])
                 self._pool.submit(self._call, message)
 
     def _wait(self, message: dict[str, Any]) -> None:
@@ -192,6 +203,8 @@ class _Connection:
 
     def _call(self, message: dict[str, Any]) -> None:
         call_id = message["id"]
+        if call_id not in self._wanted:
+            return
         try:
             answer = self._answer(call_id, message)
         except TidewaterError as error:
@@ -202,6 +215,7 @@ class _Connection:
                 "error": {"kind": "Retryable", "reason": "TableProcessError", "message": str(error)}
             }
         if answer is not None:
+            self._wanted.discard(call_id)
             self.send(wire.pack_json({"id": call_id, **answer}))
 
     def _answer(self, call_id: int, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -238,16 +252,13 @@ class _Connection:
                 return self._more(call_id)
             case "more":
                 return self._more(call_id)
-            case "cancel":
-                self._history.pop(call_id, None)
-                return None
             case unknown:
                 raise ValueError(f"no call named {unknown!r}")
 
     def _more(self, call_id: int) -> dict[str, Any] | None:
         pieces = self._history.get(call_id)
         piece = next(pieces, None) if pieces is not None else None
-        if piece is None:
+        if piece is None or call_id not in self._wanted:
             self._history.pop(call_id, None)
             return {"result": None}
         self.send(wire.arrow_head(call_id, len(piece)), piece)
