@@ -38,6 +38,7 @@ from tidewater_worker.auth.reviews import KubernetesReviews
 from tidewater_worker.auth.tokens import TokenFile
 from tidewater_worker.dispatch.manager import Dispatch
 from tidewater_worker.node import Node
+from tidewater_worker.open_files import allow_open_files
 from tidewater_worker.tls import Tls
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ def main() -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s edge %(levelname)s %(message)s"
     )
     memory.set_up(HEAPS_MAX)
+    allow_open_files()
     settings = WorkerSettings.from_json(Path(sys.argv[1]).read_text())
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

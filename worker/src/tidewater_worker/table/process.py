@@ -16,6 +16,7 @@ from tidewater_core.clock import SystemClock, SystemIds
 from tidewater_core.settings import WorkerSettings
 from tidewater_worker import memory
 from tidewater_worker.link.server import serve
+from tidewater_worker.open_files import allow_open_files
 from tidewater_worker.ports import TableEngine, TopicState
 from tidewater_worker.table.service import Hand, TableService
 
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
     # Chatty at INFO for every file that is opened.
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
     memory.set_up(HEAPS_MAX)
+    allow_open_files()
     settings = WorkerSettings.from_json(Path(arguments[0]).read_bytes())
 
     def make_engine(notify: Callable[[TopicState], None], hand: Hand) -> TableEngine:
