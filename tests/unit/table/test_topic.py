@@ -1,5 +1,6 @@
 """One topic: what it flushes when, and what stops it (G7)."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from table_bench import Bench
 from table_fakes import TIME_US, HandLog, assignment, message_batch, random_batch
 from table_faults import FaultyCatalog
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_worker.log.reader import segment_name
+from tidewater_core.errors import Retryable
+from tidewater_worker.log.reader import LogReader, segment_name
 from tidewater_worker.ports import Phase
 from tidewater_worker.table import snapshot as snapshot_module
 from tidewater_worker.table import topic as topic_module
@@ -376,3 +378,117 @@ def test_a_fault_in_the_middle_of_a_commit_ends_at_the_table(
     bench.settle(run)
     assert part(run) == (Phase.RUNNING, "")
     assert rows(bench) == [(0, n) for n in range(log.end)]
+
+
+def with_rows_missing(bench: Bench) -> tuple[TopicRun, list[HandLog], Callable[[], None]]:
+    """Return a topic whose partition 0 has lost rows on their way, and how to bring them back."""
+    logs = [bench.log(0), bench.log(1)]
+    fill(bench, *logs, commits=2)
+    for _ in range(2):
+        logs[0].append(message_batch(RAW, [b"y"] * 3), new_segment=True)
+    away = [logs[0].directory / segment_name(base) for base in (0, 6)]
+    for path in away:
+        path.rename(path.with_suffix(".away"))
+
+    def mend() -> None:
+        for path in away:
+            path.with_suffix(".away").rename(path)
+
+    run = bench.topic(RAW, *logs, epoch=2)
+    assert [part(run, number)[1] for number in (0, 1)] == ["RowsLost", ""]
+    return run, logs, mend
+
+
+def test_what_is_mended_goes_on_beside_partitions_that_run(bench: Bench) -> None:
+    """G7: a remedy had no effect until the worker was started anew, unless all had stopped."""
+    run, logs, mend = with_rows_missing(bench)
+    for _ in range(3):
+        bench.clock.advance(RECHECK_S)
+        run.step()
+        assert [part(run, number)[1] for number in (0, 1)] == ["RowsLost", ""]
+    mend()
+    logs[1].append(message_batch(RAW, [b"y"] * 3))
+    bench.flush(run, *logs)
+    again = run.step()
+    assert again is not None
+    assert again <= bench.clock.monotonic() + RECHECK_S, "nobody has to poke it"
+    bench.clock.advance(RECHECK_S)
+    run.step()
+    bench.settle(run)
+    assert [part(run, number)[0] for number in (0, 1)] == [Phase.RUNNING, Phase.RUNNING]
+    assert rows(bench) == [(0, o) for o in range(12)] + [(1, o) for o in range(9)]
+    assert run.step() is not None
+    bench.clock.advance(RECHECK_S)
+    assert run.step() is None, "a topic of which nothing is stopped costs nothing"
+
+
+def test_a_log_that_is_damaged_is_not_asked_again_beside_others(bench: Bench) -> None:
+    logs = [bench.log(0), bench.log(1)]
+    run = fill(bench, *logs)
+    for log in logs:
+        log.append(message_batch(RAW, [b"y"] * 3))
+    path = logs[1].directory / segment_name(0)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 0x40
+    path.write_bytes(bytes(data))
+    bench.flush(run, *logs)
+    bench.states.clear()
+    for _ in range(3):
+        bench.clock.advance(RECHECK_S)
+        run.step()
+    said = {state.partitions[1].state for state in bench.states}
+    assert said <= {Phase.STOPPED}, "messages would be taken that cannot reach the table"
+
+
+def test_a_disk_that_cannot_be_read_stops_one_partition_until_it_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G7: one bad sector kept the rows of all partitions from the table."""
+    logs = [bench.log(0), bench.log(1)]
+    run = fill(bench, *logs)
+    real = LogReader.read
+
+    def read(reader: LogReader, offset: int, end: int, max_bytes: int) -> Any:
+        if reader._directory == logs[1].directory:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(reader, offset, end, max_bytes)
+
+    for log in logs:
+        log.append(message_batch(RAW, [b"y"] * 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(LogReader, "read", read)
+        bench.flush(run, *logs)
+        assert part(run, 1) == (Phase.STOPPED, "LogUnreadable")
+        assert "Input/output error" in run.state.partitions[1].message
+        assert part(run, 0) == (Phase.RUNNING, "")
+        assert rows(bench) == [(0, o) for o in range(6)] + [(1, o) for o in range(3)]
+    bench.clock.advance(RECHECK_S)
+    run.step()
+    bench.settle(run)
+    assert part(run, 1) == (Phase.RUNNING, "")
+    assert rows(bench) == [(p, o) for p in range(2) for o in range(6)]
+
+
+def test_a_catalog_that_is_away_when_a_stopped_partition_is_looked_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beside it are not left in a trouble that has passed."""
+    run, _, mend = with_rows_missing(bench)
+
+    def away(*_: object) -> Any:
+        raise Retryable("CatalogUnreachable", "by script")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topic_module, "open_table", away)
+        bench.clock.advance(RECHECK_S)
+        run.step()
+        assert part(run, 1)[0] is Phase.RETRYING
+    for _ in range(3):
+        bench.clock.advance(RECHECK_S)
+        run.step()
+        assert [part(run, number)[1] for number in (0, 1)] == ["RowsLost", ""]
+    mend()
+    bench.clock.advance(RECHECK_S)
+    run.step()
+    bench.settle(run)
+    assert [part(run, number)[0] for number in (0, 1)] == [Phase.RUNNING, Phase.RUNNING]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tidewater_core.clock import IdSource
-from tidewater_core.errors import TidewaterError
+from tidewater_core.errors import Corrupt, TidewaterError
 from tidewater_worker.log.reader import LogBatch
 from tidewater_worker.table.files import FilePlan, FileSet
 from tidewater_worker.table.frontier import Span
@@ -99,6 +99,9 @@ def _take(plan: FilePlan, files: FileSet, source: Source, share: int) -> tuple[i
             rows = table_rows(plan.shape, source.partition, offset, source.end, batches)
         except TidewaterError as error:
             raise SourceFailed(source.partition, error) from error
+        except OSError as error:
+            unreadable = Corrupt("LogUnreadable", f"the log cannot be read: {error}")
+            raise SourceFailed(source.partition, unreadable) from error
         nbytes = sum(batch.nbytes for batch in batches)
         files.add(source.partition, rows, nbytes)
         offset += rows.num_rows

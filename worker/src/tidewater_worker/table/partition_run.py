@@ -30,6 +30,8 @@ class PartitionRun:
     gaps: tuple[tuple[int, int], ...] = ()
     table_epoch: int = 0
     """The epoch that fenced us; 0 while none has."""
+    is_damaged: bool = False
+    """Its log has bytes that are not what was written: looking again makes them no better."""
 
     @classmethod
     def of(cls, number: int, assignment: PartitionAssignment) -> "PartitionRun":
@@ -171,6 +173,12 @@ class PartitionSet(dict[int, PartitionRun]):
     def stopped(self) -> bool:
         """Say if all partitions are stopped."""
         return bool(self) and all(run.phase is Phase.STOPPED for run in self.values())
+
+    @property
+    def mendable(self) -> list[PartitionRun]:
+        """Those that stopped for what a person, or time, can mend while the others go on."""
+        found = [r for r in self.values() if r.phase is Phase.STOPPED and r.reason != "Fenced"]
+        return found if self.stopped else [run for run in found if not run.is_damaged]
 
     def claims(self) -> dict[int, Claim]:
         """Return what we hold of the partitions that go on."""

@@ -135,8 +135,14 @@ class TopicRun(JointTopic):
     def _advance_own(self, now: float) -> float | None:
         if self._partitions.opening:
             return self._open()
-        if self._partitions.stopped:
+        if not self._partitions.mendable:
+            return self._advance_running(now)
+        if now >= self._recheck_at:
             return self._recheck(now)
+        again = self._advance_running(now)
+        return self._recheck_at if again is None else min(again, self._recheck_at)
+
+    def _advance_running(self, now: float) -> float | None:
         due = self._due(now)
         if due is not None:
             return due if due > now else self._flush()
@@ -234,19 +240,18 @@ class TopicRun(JointTopic):
                 run.phase.value,
                 run.message,
             )
+        for run in self._partitions.values():
+            run.running()  # those beside them: what kept us from looking has passed
+        if self._partitions.mendable:
+            self._recheck_at = self._clock.monotonic() + RECHECK_S
         self._note_waiting()
         return self._clock.monotonic()
 
     def _recheck(self, now: float) -> float | None:
-        """Look again at a stopped topic, unless other owners have it."""
-        mendable = [run for run in self._partitions.values() if run.reason != "Fenced"]
-        if not mendable:
-            return None
-        if now < self._recheck_at:
-            return self._recheck_at
+        """Look again at what has stopped, unless other owners have it."""
         self._recheck_at = now + RECHECK_S
-        for run in mendable:
-            run.phase, run.opened = Phase.OPENING, False
+        for run in self._partitions.mendable:
+            run.phase, run.opened, run.is_damaged = Phase.OPENING, False, False
         return self._open()
 
     # Flushing.
@@ -283,6 +288,7 @@ class TopicRun(JointTopic):
             if not isinstance(failed.error, Corrupt):
                 return _Failed(self._fail(failed.error))
             self._stop(failed.partition, failed.error)
+            self._partitions[failed.partition].is_damaged = failed.error.reason != "LogUnreadable"
             return _Failed(self._clock.monotonic())
         except (Invalid, Corrupt) as error:
             return _Failed(self._halt(error.reason, error.message))

@@ -147,6 +147,7 @@ class TopicBase:
 
     def _stop(self, partition: int, error: TidewaterError) -> None:
         self._partitions[partition].stop(error.reason, error.message)
+        self._recheck_at = self._clock.monotonic() + RECHECK_S
         log.error("partition stopped topic=%s partition=%d %s", self.where.topic, partition, error)
 
     def _halt(self, reason: str, message: str) -> float | None:
