@@ -10,6 +10,7 @@ from tidewater_coordination.port import (
     Grant,
     Ownership,
     RegisteredTopic,
+    Registry,
     TopicPhase,
     WorkerInfo,
 )
@@ -153,6 +154,12 @@ def undrained(owners: Mapping[int, Ownership]) -> list[Ownership]:
         for _, owner in sorted(owners.items())
         if owner.drained_at is None and (owner.given_up is None or owner.is_live)
     ]
+
+
+def unreadable_topics(registry: Registry) -> set[str]:
+    """Name the topics that are registered by a record which cannot be read."""
+    prefix = "topics/"
+    return {key.removeprefix(prefix) for key in registry.unreadable if key.startswith(prefix)}
 
 
 def reassigned(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidewater_coordination.port import Coordination, Registry, TopicPhase
-from tidewater_coordination.rules import undrained
+from tidewater_coordination.rules import undrained, unreadable_topics
 from tidewater_core.crd.topic import DeletionPolicy
 from tidewater_core.errors import Conflict, NotFound, TidewaterError
 from tidewater_core.names import topic_path
@@ -102,8 +102,9 @@ class Leaving:
             return
         self._is_swept = True
         root = self._node.settings.log_root
+        known = {*registry.topics, *unreadable_topics(registry)}
         try:
-            self.leftovers += await asyncio.to_thread(sweep, root, registry.topics)
+            self.leftovers += await asyncio.to_thread(sweep, root, known)
         except OSError as error:
             log.warning("logs of topics that are gone were not deleted: %s", error)
         for leftover in self.leftovers:

@@ -18,7 +18,7 @@ from tidewater_coordination.port import (
     Registry,
     WorkerInfo,
 )
-from tidewater_coordination.rules import is_of
+from tidewater_coordination.rules import is_of, unreadable_topics
 from tidewater_core.clock import IdSource
 from tidewater_core.crd.topic import DeletionPolicy
 from tidewater_core.errors import Corrupt, Fenced, Overloaded, Retryable, TidewaterError
@@ -125,6 +125,7 @@ class Owning:
         self.refused.clear()
         await self.leaving.sweep_once(registry)
         topics = [topic for topic in map(self._synced, registry.topics.values()) if topic]
+        topics += self._unreadable(registry)
         if self._node.topics_changed:
             self._node.topics_changed = False
             self._node.link.assign()  # who opens a partition asks for its table
@@ -145,9 +146,22 @@ class Owning:
     def _forget_gone(self, registry: Registry) -> None:
         for name, topic in list(self._node.topics.items()):
             registered = registry.topics.get(name)
+            if name in unreadable_topics(registry):
+                continue  # it is there, whatever its record says
             # Another uuid: it went and was made again between two rounds.
             if registered is None or registered.uuid != str(topic.uuid):
                 self.leaving.forget(topic)
+
+    def _unreadable(self, registry: Registry) -> list[Topic]:
+        """Return the topics whose record cannot be read: they go on by what they were last."""
+        found = []
+        for name in sorted(unreadable_topics(registry)):
+            self.refused[name] = Corrupt(
+                "RecordUnreadable", f"the registry has something unreadable at topics/{name}"
+            )
+            if name in self._node.topics:
+                found.append(self._node.topics[name])
+        return found
 
     def _synced(self, registered: RegisteredTopic) -> Topic | None:
         try:
