@@ -107,11 +107,16 @@ class Owning:
                     await self._round()
             except (OSError, TidewaterError) as error:
                 log.warning("a round over the registry failed: %s", error)
-                await asyncio.sleep(ROUND_S)
+                await self._pause()
             except Exception:
                 # Whatever it is, a worker that no longer follows the registry is worse.
                 log.exception("a round over the registry failed")
-                await asyncio.sleep(ROUND_S)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait after a round that failed; what it did not come to is the next one's."""
+        await asyncio.sleep(ROUND_S)
+        self._retry = True
 
     def _has_failed(self) -> bool:
         topics = self._node.topics.values()
