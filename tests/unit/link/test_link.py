@@ -208,3 +208,17 @@ async def test_a_call_that_is_given_up_is_taken_back(tmp_path: Path) -> None:
     await gone.wait()
     server.close()
     await server.wait_closed()
+
+
+def test_a_message_that_cannot_be_taken_ends_no_connection(engine: Engine) -> None:
+    """G7: the table process was deaf from then on, and looked as if it were connected."""
+    end = Wire(engine, 1)
+    end._socket.settimeout(10)
+    end.say(op="durable", ends={"shop/orders": "nonsense"})
+    end.say(op="assign", topics="nonsense")
+    end.say(op="flush", id=1, topic="shop/orders", upto={}, timeout_s="nonsense")
+    end.say(op="ping", id=2)
+    refused, pong = (msgspec.json.decode(end.hear()) for _ in range(2))
+    assert (refused["id"], refused["error"]["reason"]) == (1, "TableProcessError")
+    assert pong == {"id": 2, "result": None}
+    end.close()

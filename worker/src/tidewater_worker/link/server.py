@@ -44,6 +44,11 @@ class _Stop(Exception):
     """SIGTERM came."""
 
 
+def _fault(error: Exception) -> dict[str, Any]:
+    """Say that a call failed by what nobody foresaw."""
+    return {"error": {"kind": "Retryable", "reason": "TableProcessError", "message": str(error)}}
+
+
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[memoryview]:
     """Encode batches as Arrow streams of some batches each.
 
@@ -125,13 +130,23 @@ class _Connection:
                 payload = stream.read(length)
                 if len(payload) < length or kind != wire.JSON:
                     return
-                self._take(msgspec.json.decode(payload))
+                self._take_safely(msgspec.json.decode(payload))
+
+    def _take_safely(self, message: dict[str, Any]) -> None:
+        """Take a message; a fault of ours is that message's alone: nobody else reads for us."""
+        try:
+            self._take(message)
+        except Exception as error:
+            log.exception("%s could not be taken", message.get("op"))
+            if "id" in message:
+                self.send(wire.pack_json({"id": message["id"], **_fault(error)}))
 
     def run_to_end(self) -> None:
         """Serve the edge; offers that it has not answered by the end are lost."""
         try:
             self.run()
         finally:
+            self.close()  # else an edge that is there would wait for who no longer reads
             self._offered.lose(self)
             self._wanted.clear()
             self._history.clear()  # each pins a snapshot, and has threads
@@ -211,9 +226,7 @@ class _Connection:
             answer = {"error": error.to_json()}
         except Exception as error:
             log.exception("call %s failed", message["op"])
-            answer = {
-                "error": {"kind": "Retryable", "reason": "TableProcessError", "message": str(error)}
-            }
+            answer = _fault(error)
         if answer is not None:
             self._wanted.discard(call_id)
             self.send(wire.pack_json({"id": call_id, **answer}))
