@@ -185,9 +185,16 @@ def test_a_forgotten_task_runs_no_more_even_if_it_was_running() -> None:
     scheduler.poke(task)
     assert entered.wait(5)
     scheduler.forget(task)
+    scheduler.poke(task)
     leave.set()
     time.sleep(0.1)
     assert task.runs == 1
+    scheduler.poke(task)  # an answer comes that it had asked for before
+    scheduler.poke(task, time.monotonic() + 0.01)
+    time.sleep(0.1)
+    assert task.runs == 1
+    assert not scheduler._due
+    assert not scheduler._poked
     assert scheduler.stop(5)
 
 

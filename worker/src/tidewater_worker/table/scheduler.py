@@ -5,6 +5,7 @@ import itertools
 import logging
 import threading
 from typing import Final, Protocol
+from weakref import WeakSet
 
 from tidewater_core.clock import Clock
 
@@ -32,7 +33,8 @@ class Scheduler:
         self._order = itertools.count()
         self._running: set[Task] = set()
         self._poked: set[Task] = set()
-        self._forgotten: set[Task] = set()
+        self._forgotten: WeakSet[Task] = WeakSet()
+        """They run no more, whoever pokes them: an answer may come that was asked for before."""
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
@@ -44,6 +46,8 @@ class Scheduler:
     def poke(self, task: Task, at: float | None = None) -> None:
         """Run a task now, or at a time if it is not due earlier."""
         with self._condition:
+            if task in self._forgotten:
+                return
             if task in self._running and at is None:
                 self._poked.add(task)
                 return
@@ -60,8 +64,7 @@ class Scheduler:
         with self._condition:
             self._due.pop(task, None)
             self._poked.discard(task)
-            if task in self._running:
-                self._forgotten.add(task)
+            self._forgotten.add(task)
 
     def stop(self, timeout_s: float) -> bool:
         """Stop all threads after their current step; say if they have ended in time."""
@@ -107,7 +110,6 @@ class Scheduler:
             with self._condition:
                 self._running.discard(task)
                 if task in self._forgotten:
-                    self._forgotten.discard(task)
                     continue
                 if task in self._poked:
                     self._poked.discard(task)
