@@ -40,6 +40,8 @@ class Leaving:
     def __init__(self, node: "Node", coordination: Coordination) -> None:
         self.leftovers: list[Leftover] = []
         """Logs of topics that are gone which may hold messages that are nowhere else."""
+        self.sweeping: set[str] = set()
+        """Topics whose directory is being deleted: nobody begins a log in it meanwhile."""
         self._node, self._coordination = node, coordination
         self._dropping: set[str] = set()
         self._is_swept = False
@@ -128,11 +130,14 @@ class Leaving:
         )
         if name in self._node.topics:
             return  # there is another one of that name by now, which clears up as it opens
+        self.sweeping.add(name)
         try:
             left = await asyncio.to_thread(_sweep_if_there, name, root)
         except OSError as error:
             log.warning("the logs of %s were not deleted: %s", name, error)
             return
+        finally:
+            self.sweeping.discard(name)
         for leftover in left:
             log.error("a log of a topic that is gone is not drained and stays: %s", leftover)
         self.leftovers = [one for one in self.leftovers if one.topic != name] + left

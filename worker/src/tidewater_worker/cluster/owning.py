@@ -285,7 +285,9 @@ class Owning:
         return True
 
     def _may_open(self, partition: Partition) -> bool:
-        if self._session and self._node.clock.monotonic() >= partition.retry_at:
+        is_going = partition.topic in self.leaving.sweeping  # of an earlier topic of that name
+        due = self._node.clock.monotonic() >= partition.retry_at
+        if self._session and due and not is_going:
             return True
         self._retry = True
         return False
