@@ -1,6 +1,10 @@
 """What is left of topics on a disk: what may go, and what must stay (G7)."""
 
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -9,12 +13,16 @@ import pytest
 from tidewater_worker.log.frame import encode_header
 from tidewater_worker.log.recover import recover
 from tidewater_worker.volume import (
+    DRAINED_FILE,
     Drained,
     clear_earlier_life,
     is_disposable,
     sweep,
+    sweep_topic,
     write_drained,
 )
+
+_T = TypeVar("_T")
 
 OLD, NEW = UUID(int=1), UUID(int=2)
 SCHEMA = pa.schema([("value", pa.binary())])
@@ -101,3 +109,70 @@ def test_evidence_of_an_earlier_life_outlives_a_topic_of_the_same_name(
     clear_earlier_life(directory, OLD, is_first=True)
     assert len([name for name in names(directory) if name.endswith(".earlier")]) == 3
     assert all((directory / name).read_bytes() for name in kept), "nothing was written over"
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def _ordered(names: Iterable[_T], name_of: Callable[[_T], str], note_first: bool) -> list[_T]:
+    """Put the note that a log is drained first, or last: a directory has any order."""
+    return sorted(names, key=lambda each: (name_of(each) == DRAINED_FILE) != note_first)
+
+
+def _killed_at(monkeypatch: pytest.MonkeyPatch, step: int, work: Callable[[], object]) -> bool:
+    """Do something and be killed before the so-manieth file goes; tell whether it came to that."""
+    left = step
+    real = os.unlink
+
+    def unlink(*args: Any, **named: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        real(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        patch.setattr(Path, "unlink", lambda path, **_: unlink(path))
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("note_first", [True, False])
+@pytest.mark.parametrize("swept", [True, False])
+def test_who_is_killed_while_a_drained_log_goes_leaves_none_that_looks_undrained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swept: bool, note_first: bool
+) -> None:
+    """G7: it would be held as evidence for ever, or refuse the topic's next life."""
+    real, scan = os.listdir, os.scandir
+    monkeypatch.setattr(os, "listdir", lambda path: _ordered(real(path), str, note_first))
+
+    @contextmanager
+    def scandir(path: Any) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(path) as entries:
+            yield iter(_ordered(entries, lambda entry: entry.name, note_first))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for step in range(20):
+        topic = tmp_path / str(step) / "orders"
+        directory = log_at(topic / "0", drained=True)
+        for more in (10, 20):
+            (directory / f"{more:020d}.wal").write_bytes(encode_header(OLD, 0, more, SCHEMA))
+
+        def work(topic: Path = topic, directory: Path = directory) -> None:
+            if not directory.is_dir():
+                return
+            if swept:
+                assert sweep_topic("shop/orders", topic) == []
+            else:
+                clear_earlier_life(directory, NEW, is_first=True)
+
+        if not _killed_at(monkeypatch, step, work):
+            break
+        work()
+        assert not list(topic.glob("**/*.wal"))
+    assert step > 3

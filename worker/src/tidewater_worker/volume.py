@@ -117,12 +117,28 @@ def clear_earlier_life(directory: Path, topic_uuid: UUID, *, is_first: bool) -> 
             return
     elif not is_first and (drained is None or drained.topic_uuid in ("", str(topic_uuid))):
         return
-    for path in list(directory.iterdir()):
+    for path in _note_last(directory):
         if BROKEN_SUFFIX in path.suffixes:
             _keep_as_earlier(path)
         elif path.name != LOCK_FILE:
             path.unlink()
     fsync_directory(directory)
+
+
+def _note_last(directory: Path) -> list[Path]:
+    """List a directory in the order in which it is emptied.
+
+    As long as a segment is there it must be told to be drained: who is killed in between would
+    leave messages that look as if they were nowhere else.
+    """
+    return sorted(directory.iterdir(), key=lambda path: path.name == DRAINED_FILE)
+
+
+def _remove_log(directory: Path) -> None:
+    for path in _note_last(directory):
+        if path.is_file():
+            path.unlink()
+    shutil.rmtree(directory)
 
 
 def _keep_as_earlier(path: Path) -> None:
@@ -171,7 +187,7 @@ def sweep_topic(topic: str, directory: Path) -> list[Leftover]:
     numbers = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
     for path in sorted(numbers, key=lambda path: int(path.name)):
         if is_disposable(path):
-            shutil.rmtree(path)
+            _remove_log(path)
             continue
         bases = list_segments(path)
         size = sum((path / segment_name(base)).stat().st_size for base in bases)
