@@ -304,3 +304,20 @@ def test_a_renamed_table_in_the_same_place_is_not_dropped_along(
     assert anew.stats(TOPIC)["table_rows"] == 1
     assert catalog.load(("shop", "kept")).scan().to_arrow().num_rows == 1
     catalog.close()
+
+
+def test_who_follows_a_topic_that_is_let_go_is_told_so(start: Start, tmp_path: Path) -> None:
+    """G6: they waited for half a minute longer than they had asked for."""
+    service, log = start(), log_of(tmp_path)
+    log.append(message_batch(SPEC, [b"1"]))
+    service.assign([assignment(SPEC, [log])])
+    known = flush(service, TOPIC, {0: 1}, 20).snapshot_id
+    told: list[object] = []
+    for _ in range(3):
+        service.follow(TOPIC, known, 60.0, told.append)
+    follower = service._followers[TOPIC]
+    service.assign([])
+    until(lambda: len(told) == 3)
+    follower.wait(known, time.monotonic() + 60, told.append)  # it had just been looked up
+    assert len(told) == 4
+    assert all(isinstance(each, NotFound) for each in told), told

@@ -51,11 +51,24 @@ class Follower:
         self._waiters: list[_Waiter] = []
         self._looked_at = float("-inf")
         self._last: Followed | TidewaterError | None = None
+        self._over: TidewaterError | None = None
 
     def wait(self, known: int | None, deadline: float, answer: Answer) -> None:
         """Ask for a snapshot that is not `known`; the scheduler must be poked."""
         with self._lock:
-            self._waiters.append(_Waiter(known, deadline, answer))
+            over = self._over
+            if over is None:
+                self._waiters.append(_Waiter(known, deadline, answer))
+        if over is not None:
+            answer(over)
+
+    def end(self, error: TidewaterError) -> None:
+        """Tell all who wait, or come yet, that nobody looks any more."""
+        with self._lock:
+            self._over = error
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.answer(error)
 
     def step(self) -> float | None:
         """Look once per interval while somebody waits, and tell those for whom it is news."""

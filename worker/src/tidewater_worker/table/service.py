@@ -110,7 +110,9 @@ class TableService:
         self._others = {n: before[n] if before.get(n) == a else a for n, a in others.items()}
         with self._lock:
             for name in [n for n in self._followers if n not in wanted and n not in self._others]:
-                self._scheduler.forget(self._followers.pop(name))
+                follower = self._followers.pop(name)
+                self._scheduler.forget(follower)
+                follower.end(NotFound("UnknownTopic", f"{name} is not on this worker"))
             for name in [name for name in self._topics if name not in wanted]:
                 self._let_go(self._topics.pop(name))
                 log.info("topic let go topic=%s", name)
