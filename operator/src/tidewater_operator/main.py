@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-import kopf
-
 from tidewater_core.clock import Clock, SystemClock, SystemIds
 from tidewater_core.errors import Invalid, TidewaterError
 from tidewater_operator.cluster.access import find_access
@@ -23,7 +21,7 @@ from tidewater_operator.cluster.events import Events
 from tidewater_operator.cluster.gather import cluster_id, everything
 from tidewater_operator.cluster.lease import Leadership
 from tidewater_operator.etcd_secret import EtcdSecret
-from tidewater_operator.handlers.marks import watch_settings, watches
+from tidewater_operator.handlers.marks import watch, watches
 from tidewater_operator.health import Health
 from tidewater_operator.hearing import Hearing
 from tidewater_operator.keepers import Keepers
@@ -102,21 +100,18 @@ async def _run(
                 name="sweep",
             ),
             asyncio.create_task(
-                kopf.operator(
-                    registry=watches(keepers, hearing, clusterwide=not watched),
-                    settings=watch_settings(),
-                    standalone=True,
-                    clusterwide=not watched,
-                    namespaces=settings.watch_namespaces,
-                    stop_flag=stop,
+                watch(
+                    watches(keepers, hearing, clusterwide=not watched),
+                    settings.watch_namespaces,
+                    stop,
                 ),
                 name="watches",
             ),
         ]
         waiting = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([*tasks, waiting], return_when=asyncio.FIRST_COMPLETED)
-        code = 0 if waiting in done else 1
-        for task in done - {waiting}:
+        code = 0 if stop.is_set() else 1
+        for task in done - {waiting} if code else ():
             log.error("%s ended: %r", task.get_name(), task.exception())
         # Leadership first: the next operator need not wait until the lease has run out.
         await keepers.close()

@@ -1,6 +1,7 @@
 """Read one namespace, all of it at once."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -39,6 +40,7 @@ _MADE: Final = (
     NETWORK_POLICY,
     ROLE_BINDING,
 )
+log = logging.getLogger(__name__)
 
 
 async def gather(
@@ -116,8 +118,21 @@ def _staying(items: list[Manifest]) -> tuple[Manifest, ...]:
 
 
 async def everything(api: Api, kind: Kind, namespaces: list[str]) -> list[Manifest]:
-    """Return all objects of a kind, in the whole cluster or in some namespaces."""
+    """Return all objects of a kind, in the whole cluster or in some namespaces.
+
+    One of these that is gone, and our rights in it, keeps us from none of the others.
+    """
     if not namespaces:
         return await api.list(kind)
-    lists = await asyncio.gather(*(api.list(kind, namespace) for namespace in namespaces))
+    lists = await asyncio.gather(*(_all_that_may_be_seen(api, kind, name) for name in namespaces))
     return [item for items in lists for item in items]
+
+
+async def _all_that_may_be_seen(api: Api, kind: Kind, namespace: str) -> list[Manifest]:
+    try:
+        return await api.list(kind, namespace)
+    except ApiRefused as error:
+        if error.code not in (403, 404):
+            raise
+        log.warning("%s of namespace %s cannot be listed: %s", kind.plural, namespace, error)
+        return []

@@ -1,6 +1,9 @@
 """The watches: what changed marks its namespace."""
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, repeat
 from typing import Any, Final, Protocol
 
 import kopf
@@ -13,6 +16,23 @@ WATCH_SERVER_S: Final = 240
 """The API server ends a watch after this time, and kopf begins another."""
 WATCH_CLIENT_S: Final = 300
 """A watch that even then has not ended hangs: it is cut off."""
+BACKOFFS_S: Final = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0)
+BACKOFF_S_MAX: Final = 30.0
+AGAIN_S: Final = 5.0
+"""Watches that ended all together begin anew after this."""
+log = logging.getLogger(__name__)
+
+
+class Backoffs:
+    """Waits between tries of one watch, without an end.
+
+    After its last try kopf ends all watches, of every namespace: one watched namespace that was
+    deleted, with the rights in it, would end those of all others, and so would a minute of 503.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Begin with short waits."""
+        return chain(BACKOFFS_S, repeat(BACKOFF_S_MAX))
 
 
 class Marker(Protocol):
@@ -72,6 +92,32 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = Backoffs()
     settings.posting.enabled = False  # events are ours to write
     settings.scanning.disabled = True  # no rights on CRDs are needed
     return settings
+
+
+async def watch(
+    registry: kopf.OperatorRegistry, namespaces: Collection[str], stop: asyncio.Event
+) -> None:
+    """Watch some namespaces (none: all of them) until we are told to stop.
+
+    Some words of the API server end all of kopf's watches: an error within a watch, a kind that is
+    not there. They begin anew.
+    """
+    while not stop.is_set():
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=watch_settings(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                stop_flag=stop,
+            )
+        except Exception as error:  # noqa: BLE001  (whatever it is, we are to hear on)
+            log.error("the watches ended, and begin anew: %r", error)
+            await asyncio.sleep(AGAIN_S)
+        else:
+            stop.set()  # kopf took the signal that was ours
