@@ -34,6 +34,8 @@ class EtcdSecret:
             user, password = (data.get(key, b"").decode() for key in ("username", "password"))
         except (binascii.Error, UnicodeDecodeError) as error:
             raise Invalid("BadSecret", f"{where}: {error}") from error
+        if bool(data.get("tls.crt")) != bool(data.get("tls.key")):
+            raise Invalid("BadSecret", f"{where} has one of tls.crt and tls.key without the other")
         paths = {field: self._file(key, data[key]) for field, key in _FILES if key in data}
         self._known = Login(**paths, user=user, password=password)
         return self._known

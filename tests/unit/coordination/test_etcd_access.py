@@ -134,6 +134,25 @@ async def test_certificates(tmp_path: Path) -> None:
         await store.close()
 
 
+async def test_a_certificate_without_its_key_ends_no_process(tmp_path: Path) -> None:
+    """The library aborts for it: a Secret with an empty tls.key would end all workers at once."""
+    authority = Authority(tmp_path / "ca")
+    ours = authority.sign("client")
+    login = Login(ca=str(authority.ca), cert=str(ours.cert), key=str(ours.key))
+    with Etcd(tmp_path / "etcd", tls=authority.sign("etcd"), client_ca=authority.ca) as etcd:
+        client = EtcdClient(etcd.endpoints, login)
+        client.open()
+        await client.range(b"key")
+        ours.key.write_bytes(b"")
+        os.utime(ours.key, (1, 1))
+        await client.range(b"key")
+        await client.close()
+    with pytest.raises(Invalid, match="without its key"):
+        EtcdClient(["https://etcd:2379"], login).open()
+    with pytest.raises(Invalid, match="without its certificate"):
+        EtcdClient(["https://etcd:2379"], Login(key=str(authority.ca))).open()
+
+
 def test_settings_say_it_all(tmp_path: Path) -> None:
     text = (
         '{"worker_id": "a", "log_root": "/l", "run_dir": "/r", "coordination": "https://e:2379",'

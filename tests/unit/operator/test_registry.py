@@ -293,6 +293,19 @@ async def test_renewed_certificates_are_used(tmp_path: Path) -> None:
         await registries.close()
 
 
+async def test_a_certificate_without_its_key_changes_nothing(tmp_path: Path) -> None:
+    api = ApiServer()
+    source = EtcdSecret(api, "tidewater", "etcd", tmp_path)
+    api.put(secret(ca_crt="ca", tls_crt="one", tls_key="key"))
+    login = await source.login()
+    for half in (secret(tls_crt="two"), secret(tls_crt="two", tls_key=""), secret(tls_key="two")):
+        api.put(half)
+        assert await source.renewed() == login
+        assert (tmp_path / "tls.crt").read_text() == "one"
+        with pytest.raises(Invalid, match="BadSecret"):
+            await source.login()
+
+
 async def test_a_secret_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     api = ApiServer()
     source = EtcdSecret(api, "tidewater", "etcd", tmp_path)

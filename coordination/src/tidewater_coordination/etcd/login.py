@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tidewater_core.errors import Invalid
+
 
 class Certificates(NamedTuple):
     """What the files hold; None for one that is not named."""
@@ -28,10 +30,17 @@ class Login:
     password: str = field(default="", repr=False)
 
     def certificates(self) -> Certificates:
-        """Read the files."""
+        """Read the files; raise Invalid for a certificate without its key.
+
+        The library ends the whole process for one without the other.
+        """
         ca, key, cert = (
             Path(path).read_bytes() if path else None for path in (self.ca, self.key, self.cert)
         )
+        if bool(key) != bool(cert):
+            missing, there = ("key", "certificate") if cert else ("certificate", "key")
+            message = f"etcd's {there} for us comes without its {missing}, or that is empty"
+            raise Invalid("InvalidSettings", message)
         return Certificates(ca, key, cert)
 
     def stamp(self) -> tuple[int, ...]:
