@@ -1,14 +1,17 @@
 """Whole passes that take something away, with a real etcd: never by an old word, never twice."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from tidewater_coordination.port import TopicPhase
 from tidewater_coordination.rules import undrained
 from tidewater_core.names import ANNOTATION_LEFTOVER as LEFTOVER
+from tidewater_operator.cluster.api import ApiRefused
 from tidewater_operator.reconcile import Memory
 from tidewater_operator.report import LeftoverReport, WorkerReport
 from tidewater_testing.parts.etcd import Etcd
@@ -148,3 +151,34 @@ async def test_a_topic_that_is_there_does_not_stay_in_deletion(place: Place) -> 
         await place.run()
     registry = await place.registries.ask("shop")
     assert registry.topics["shop/orders"].phase is TopicPhase.ACTIVE
+
+
+async def test_workers_keep_their_set_while_their_spec_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again for larger volumes; nobody looks after workers in between."""
+    await served(place)
+    taken = place.api._call
+
+    async def judged(method: str, path: str, **call: Any) -> dict[str, Any]:
+        if method == "PATCH" and path == SET and "abc" in json.dumps(call["body"]):
+            raise ApiRefused(422, "Invalid", "a quantity must match")
+        return await taken(method, path, **call)
+
+    monkeypatch.setattr(place.api, "_call", judged)
+    bad = {"requests": {"cpu": "abc"}}
+    place.apply("Pool", "default", replicas=1, storage={"size": "20Gi"}, resources=bad)
+    for _ in range(3):
+        await place.run()
+    assert SET in place.api.objects, "with nobody to start a worker that goes"
+    pool = place.api.find("Pool", "default")
+    assert pool is not None
+    assert pool["status"]["conditions"][0]["message"] == "a quantity must match"
+    uid = place.api.objects[SET]["metadata"]["uid"]
+    place.apply("Pool", "default", replicas=1, storage={"size": "20Gi"})
+    await place.run()
+    await place.run()
+    made = place.api.objects[SET]
+    assert made["metadata"]["uid"] != uid
+    (claim,) = made["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"

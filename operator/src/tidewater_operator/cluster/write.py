@@ -102,15 +102,16 @@ async def settle_set(
     meta = live["metadata"]
     if "deletionTimestamp" in meta:
         return None, []  # on its way out, its pods stay: made anew when it is gone
-    if volume_bytes(manifest) > volume_bytes(live):
-        # Volumes of a StatefulSet are fixed when it is made. So it is made again, around its pods.
-        log.info("replace StatefulSet %s/%s: larger volumes", meta["namespace"], meta["name"])
-        await api.delete(STATEFUL_SET, meta["namespace"], meta["name"], meta["uid"], "Orphan")
-        return None, []
     # Those that are there never shrink, and what others set in them is theirs.
     spec = {**manifest["spec"], "volumeClaimTemplates": live["spec"]["volumeClaimTemplates"]}
     wanted = {**stamped(manifest), "spec": spec}
-    return await _settle(api, objects, wanted), restart_reasons(live, wanted)
+    written, reasons = await _settle(api, objects, wanted), restart_reasons(live, wanted)
+    if volume_bytes(manifest) > volume_bytes(live):
+        # Volumes of a StatefulSet are fixed when it is made. So it is made again, around its pods:
+        # now that all else was taken. Refused without it, nobody would look after them.
+        log.info("replace StatefulSet %s/%s: larger volumes", meta["namespace"], meta["name"])
+        await api.delete(STATEFUL_SET, meta["namespace"], meta["name"], meta["uid"], "Orphan")
+    return written, reasons
 
 
 async def bind_reviewers(api: Api, binding: str, namespace: str, *, wanted: bool) -> None:
