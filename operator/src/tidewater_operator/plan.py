@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from tidewater_core.crd.pool import Pool
 from tidewater_core.names import ANNOTATION_LEFTOVER, API_VERSION, LABEL_MADE_BY, LABEL_POOL
-from tidewater_core.units import ByteSize
 from tidewater_operator.assign import Crew, Holder, Place, assign
 from tidewater_operator.life import (
     AcceptLoss,
@@ -30,6 +29,7 @@ from tidewater_operator.life import (
     topic_actions,
     topic_cases,
 )
+from tidewater_operator.model.compare import quantity
 from tidewater_operator.model.names import (
     MANAGER,
     Manifest,
@@ -433,12 +433,9 @@ def claims_of(seen: Observed, pool: str) -> list[Manifest]:
     ]
 
 
-def bytes_of(quantity: object) -> int:
+def bytes_of(amount: object) -> int:
     """Read a quantity of bytes as the API server writes it; 0 if it is none."""
-    try:
-        return int(ByteSize(str(quantity)))
-    except ValueError:
-        return 0
+    return int(quantity(amount) or 0)
 
 
 def evidence_on(claim: Manifest) -> str:

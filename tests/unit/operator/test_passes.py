@@ -374,6 +374,23 @@ async def test_larger_volumes_make_the_set_again_around_its_pods(place: Place) -
     assert grown["reason"] == "CannotShrink"
 
 
+async def test_volumes_that_the_api_server_writes_otherwise_are_as_large(place: Place) -> None:
+    """It says 1Pi for 1024Ti: the set was made again and again, at each pass."""
+    place.apply("Pool", "default", replicas=1, storage={"size": "1024Ti"})
+    await served(place)
+    claims = place.api.objects[SET]["spec"]["volumeClaimTemplates"]
+    claims[0]["spec"]["resources"]["requests"]["storage"] = "1Pi"
+    claim = place.api.find("PersistentVolumeClaim", "data-tidewater-default-0")
+    assert claim is not None
+    claim["spec"]["resources"]["requests"]["storage"] = "1Pi"
+    uid = place.api.objects[SET]["metadata"]["uid"]
+    await place.run()
+    assert place.api.objects[SET]["metadata"]["uid"] == uid
+    writes = place.api.writes
+    await place.run()
+    assert place.api.writes == writes
+
+
 async def test_one_pool_that_cannot_be_read_takes_nothing_from_the_others(place: Place) -> None:
     """G6: its workers run on, with the account and the Secrets that all of them share."""
     settings = SETTINGS.model_copy(

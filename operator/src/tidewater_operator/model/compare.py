@@ -15,8 +15,8 @@ from typing import Any, Final
 from tidewater_operator.model.names import ANNOTATION_CONFIG, ANNOTATION_HASH, Manifest
 
 _SUFFIXES = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
+    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
 }  # fmt: skip
 
 _MERGED_BY: Final = {
@@ -79,18 +79,21 @@ def _covers_field(key: str, live: Any, wanted: Any) -> bool:
 
 def _same_quantity(one: Any, other: Any) -> bool:
     """Tell whether two texts are one amount: the API server writes 1000m as 1."""
-    first, second = _quantity(one), _quantity(other)
+    first, second = quantity(one), quantity(other)
     return first is not None and first == second
 
 
-def _quantity(value: Any) -> float | None:
+def quantity(value: Any) -> float | None:
+    """Read an amount as the API server writes it: 1024Ti comes back as 1Pi; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     text = str(value)
-    number = text.rstrip("mkMGTiK")
+    number = text.rstrip("mkMGTPEiK")
     factor = _SUFFIXES.get(text[len(number) :])
+    if factor is None or not number[-1:].isdigit():
+        return None
     try:
-        return None if factor is None else float(number) * factor
+        return float(number) * factor
     except ValueError:
         return None
 
@@ -99,7 +102,7 @@ def volume_bytes(stateful_set: Manifest) -> float:
     """Return the size of the volumes that a StatefulSet makes; 0 if it makes none."""
     claims = stateful_set["spec"].get("volumeClaimTemplates") or [{}]
     requests = claims[0].get("spec", {}).get("resources", {}).get("requests", {})
-    return _quantity(requests.get("storage", "0")) or 0.0
+    return quantity(requests.get("storage", "0")) or 0.0
 
 
 class RestartReason(StrEnum):
