@@ -160,6 +160,13 @@ class MaintenanceSettings(Model):
     driver_cpu: str = "250m"
     """CPU request of the driver."""
 
+    @field_validator("deadline")
+    @classmethod
+    def _some_time(cls, deadline: Duration) -> Duration:
+        if deadline.ms < 10_000:
+            raise ValueError(f"{deadline} is too short for any job: at least 10s")
+        return deadline
+
 
 class Intervals(Model):
     """How often the operator looks."""
@@ -177,6 +184,8 @@ class Intervals(Model):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        if self.status.ms < 1_000:
+            raise ValueError("status must be at least 1s: there is no pause between looks without")
         if not self.status <= self.resync:
             raise ValueError(f"status ({self.status}) must not be longer than resync")
         if self.lease.ms < 5_000:

@@ -276,3 +276,18 @@ def test_dedicated_pools_of_two_topics_share_no_object() -> None:
         return {(one["kind"], one["metadata"]["name"]) for one in made}
 
     assert names("jobs").isdisjoint(names("jobs-workers"))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"intervals": {"status": "0s", "resync": "0s"}}, "status must be at least 1s"),
+        ({"intervals": {"status": "500ms"}}, "status must be at least 1s"),
+        ({"intervals": {"status": "2m"}}, "must not be longer than resync"),
+        ({"maintenance": {"deadline": "0s"}}, "too short for any job"),
+    ],
+)
+def test_times_that_nothing_can_be_done_in_are_refused(part: dict[str, Any], said: str) -> None:
+    """`resync: 0s` does not turn it off: everything would be listed without a pause."""
+    with pytest.raises(ValueError, match=said):
+        with_settings(**part)
