@@ -190,6 +190,17 @@ class Keepers:
         if found is not None:
             found[0].hear(topic, gone=gone)
 
+    def gone(self, namespace: str) -> None:
+        """Look at a namespace that is gone a last time; who does not lead only lets go of it.
+
+        Who waits to lead may wait for months, and namespaces come and go. What is registered of one
+        is found by whoever leads then.
+        """
+        if self.leadership.gained.is_set():
+            self.mark(namespace, known_only=True)
+        elif (found := self._tasks.pop(namespace, None)) is not None:
+            found[1].cancel()
+
     def _ended(self, namespace: str, task: asyncio.Task[None]) -> None:
         found = self._tasks.get(namespace)
         if found is not None and found[1] is task:

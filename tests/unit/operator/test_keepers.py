@@ -135,3 +135,25 @@ async def test_an_empty_namespace_is_let_go_and_taken_up_again() -> None:
     group.mark("shop")
     assert group.names == ["shop"]
     await group.close()
+
+
+async def test_who_does_not_lead_lets_go_of_namespaces_that_are_gone() -> None:
+    """It may wait for months, and each of them took memory, and a pass when it led at last."""
+    passes = Passes()
+    group = keepers(passes)
+    leader: Any = group.leadership
+    leader.gained.clear()
+    group.mark("shop")
+    group.mark("bank")
+    await asyncio.sleep(0.3)
+    group.gone("shop")
+    group.gone("unknown")
+    assert group.names == ["bank"]
+    await asyncio.sleep(0.1)
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "keep shop"] == []
+    leader.gained.set()
+    await until(passes, 1)
+    assert {name for name, _ in passes.seen} == {"bank"}
+    group.gone("bank")
+    await until(passes, 2)
+    await group.close()

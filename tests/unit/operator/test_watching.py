@@ -34,6 +34,9 @@ class Marks:
     def hear(self, topic: Any, *, gone: bool) -> None:
         """Note nothing."""
 
+    def gone(self, namespace: str) -> None:
+        """Note nothing."""
+
 
 class Server:
     """As much of an API server as watches need: a Topic is told of in each watch of Topics."""

@@ -44,6 +44,9 @@ class Marker(Protocol):
     def hear(self, topic: Mapping[str, Any], *, gone: bool) -> None:
         """Remember what a Topic says: it may be gone before anybody looks."""
 
+    def gone(self, namespace: str) -> None:
+        """Note that a namespace is gone."""
+
 
 def watches(marker: Marker, hearing: Hearing, *, clusterwide: bool) -> kopf.OperatorRegistry:
     """Return kopf's registry with our handlers.
@@ -59,8 +62,9 @@ def watches(marker: Marker, hearing: Hearing, *, clusterwide: bool) -> kopf.Oper
     # Coroutines: kopf runs plain functions in threads.
     async def heard(type: str | None, body: Any, **_: Any) -> None:
         meta = dict(body["metadata"])
-        if hearing.hear(str(body.get("kind", "")), meta, gone=type == "DELETED"):
-            marker.mark(meta["namespace"])
+        gone = type == "DELETED"
+        if hearing.hear(str(body.get("kind", "")), meta, gone=gone):
+            marker.mark(meta["namespace"], known_only=gone)
 
     for plural in ("topics", "subscriptions", "pools"):
         kopf.on.event(GROUP, VERSION, plural, registry=registry, id=plural)(heard)
@@ -76,7 +80,9 @@ def watches(marker: Marker, hearing: Hearing, *, clusterwide: bool) -> kopf.Oper
         marker.mark(body["metadata"]["namespace"], known_only=True)
 
     async def namespace_changed(type: str | None, body: Any, **_: Any) -> None:
-        if type == "DELETED" or "deletionTimestamp" in body["metadata"]:
+        if type == "DELETED":
+            marker.gone(body["metadata"]["name"])
+        elif "deletionTimestamp" in body["metadata"]:
             marker.mark(body["metadata"]["name"], known_only=True)
 
     if clusterwide:
