@@ -106,6 +106,7 @@ class Reconciler:
         snapshot = memory.snapshot
         if snapshot is None or snapshot.is_terminating or _is_empty(snapshot):
             self._maintenance.forget(name)
+            self._trust.forget(name)
         if snapshot is None:
             await self._forget(name)
             return Outcome(is_empty=True)

@@ -47,6 +47,10 @@ class Trust:
         self._known[namespace] = (data, made)
         return made
 
+    def forget(self, namespace: str) -> None:
+        """Let go of what was trusted in a namespace that is gone."""
+        self._known.pop(namespace, None)
+
     def _made(self, data: str) -> Trusted:
         try:
             pem = base64.b64decode(data).decode()

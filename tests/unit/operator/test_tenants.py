@@ -81,6 +81,18 @@ async def test_a_ca_that_is_none_is_told_and_stops_nothing(
     assert ready(place, "Pool", "default")[:2] == ("True", "Ready")
 
 
+async def test_nothing_is_kept_of_the_ca_of_a_namespace_that_is_gone(
+    place: Place, tmp_path: Path
+) -> None:
+    place.use(with_tls())
+    place.api.put(authority(Authority(tmp_path).ca.read_bytes()))
+    await served(place)
+    assert list(place.reconciler._trust._known) == ["shop"]
+    place.api.objects.clear()
+    assert (await place.run()).is_empty
+    assert place.reconciler._trust._known == {}
+
+
 async def test_an_image_that_is_not_allowed_is_not_run(place: Place) -> None:
     """Whoever chooses a worker's program has the catalog's keys, and the tokens of its users."""
     await served(place)
