@@ -24,6 +24,8 @@ from tidewater_operator.model.names import ANNOTATION_HASH, MANAGER, WORKER_ACCO
 from tidewater_operator.observed import Key
 
 NAME_TAKEN: Final = "NameTaken"
+BIND_TRIES: Final = 10
+"""Passes over other namespaces change the same binding: as many as run at a time, and some more."""
 _ADOPTED: Final = frozenset({"Secret", "ServiceAccount"})
 """Kinds that are ours by their names: a person may have made the account first, to bind it to a
 cloud's role, and a copy of a Secret may be its own source, in the release's namespace."""
@@ -117,23 +119,32 @@ async def settle_set(
 async def bind_reviewers(api: Api, binding: str, namespace: str, *, wanted: bool) -> None:
     """Let the workers of a namespace ask who somebody is, or no longer.
 
-    One object for all namespaces: changed only if it is still as it was read.
+    One object for all namespaces: changed only if it is still as it was read, else read again.
     """
-    live = await api.get(CLUSTER_ROLE_BINDING, None, binding)
-    if live is None:
-        log.warning("there is no ClusterRoleBinding %s: workers cannot check tokens", binding)
-        return
+    for left in reversed(range(BIND_TRIES)):
+        live = await api.get(CLUSTER_ROLE_BINDING, None, binding)
+        if live is None:
+            log.warning("there is no ClusterRoleBinding %s: workers cannot check tokens", binding)
+            return
+        change = _other_subjects(live, namespace, wanted=wanted)
+        if change is None:
+            return
+        try:
+            await api.merge(CLUSTER_ROLE_BINDING, None, binding, change)
+            return
+        except ApiRefused as error:
+            if error.code != 409 or not left:
+                raise
+
+
+def _other_subjects(live: Manifest, namespace: str, *, wanted: bool) -> Manifest | None:
+    """Return how the workers of a namespace become subjects, or cease to be; None: it is so."""
     subject = {"kind": "ServiceAccount", "name": WORKER_ACCOUNT, "namespace": namespace}
     subjects = live.get("subjects") or []
     others = [one for one in subjects if not covers(one, subject)]
     if wanted == (len(others) < len(subjects)):
-        return
-    await api.merge(
-        CLUSTER_ROLE_BINDING,
-        None,
-        binding,
-        {
-            "metadata": {"resourceVersion": live["metadata"]["resourceVersion"]},
-            "subjects": [*others, subject] if wanted else others,
-        },
-    )
+        return None
+    return {
+        "metadata": {"resourceVersion": live["metadata"]["resourceVersion"]},
+        "subjects": [*others, subject] if wanted else others,
+    }
