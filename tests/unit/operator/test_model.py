@@ -153,6 +153,14 @@ def test_services_pick_the_pods() -> None:
     assert made["spec"]["serviceName"] == "tidewater-fast-workers"
 
 
+def test_workers_that_are_not_ready_hold_up_no_node() -> None:
+    """Of three that crash none could be evicted: a tenant's broken pool stopped every drain."""
+    made = around(pool(replicas=3), SETTINGS, "{}")
+    (budget,) = [one["spec"] for one in made if one["kind"] == "PodDisruptionBudget"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_without_flight_no_door_for_it() -> None:
     ports = [
         port["name"]

@@ -296,7 +296,12 @@ def around(pool: Pool, settings: OperatorSettings, settings_json: str) -> list[M
         },
         {
             **_head(pool, "policy/v1", "PodDisruptionBudget", set_name(name)),
-            "spec": {"maxUnavailable": 1, "selector": match},
+            # Workers that are not ready serve nobody: those of a broken pool hold up no node.
+            "spec": {
+                "maxUnavailable": 1,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": match,
+            },
         },
     ]
     if settings.network_policy.enabled:
