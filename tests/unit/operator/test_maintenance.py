@@ -296,8 +296,18 @@ def test_failures_wait_longer_each_time(retry: bool, failures: int, hours: float
     assert (told.status, told.reason, told.message) == ("False", "JobFailed", "no such table")
 
 
-@pytest.mark.parametrize("words", ["", "not json", "[1]", '"text"'])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "", "not json", "[1]", '"text"', '{"seconds": "x"}', '{"seconds": NaN}',
+        '{"seconds": Infinity}', '{"topics": ["x"]}', '{"topics": 1}',
+        '{"topics": [{"topic": "shop/orders", "before": {"files": "x"}}]}',
+        '{"topics": [{"topic": "shop/orders", "steps": [1]}]}',
+        '{"topics": [{"topic": "shop/orders", "after": [1]}]}',
+    ],
+)  # fmt: skip
 def test_words_that_make_no_sense(words: str) -> None:
+    """One pod that says so kept every pass over its namespace from its end."""
     end = ended(made("Failed"), [pod(words)], "shop/orders")
     assert end is not None
     assert not end.ok

@@ -189,6 +189,16 @@ def ended(job: Manifest, pods: list[Manifest], topic: str) -> Ended | None:
     if not over:
         return None
     said = _last_words(pods)
+    try:
+        return _told(job, over, said, topic)
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        # Whoever makes pods in the namespace can say anything there.
+        return _told(job, over, {"message": json.dumps(said)[:500]}, topic)
+
+
+def _told(
+    job: Manifest, over: Mapping[str, Mapping[str, Any]], said: Mapping[str, Any], topic: str
+) -> Ended:
     found: Mapping[str, Any] = next(
         (one for one in said.get("topics") or () if one.get("topic") == topic), {}
     )
