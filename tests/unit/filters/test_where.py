@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -117,3 +118,19 @@ def test_integers_are_compared_exactly(text: str, rows: list[int]) -> None:
     batch = pa.RecordBatch.from_arrays([values], ["amount"])
     mask = parse_where(text, {"amount": pa.int64()}).mask(batch)
     assert [i for i, found in enumerate(mask.to_pylist()) if found] == rows
+
+
+@pytest.mark.parametrize(
+    "number", ["1e-999999999", "5e-49", "1e30", "1e99999999999999999999", "NaN"]
+)
+@pytest.mark.parametrize("name", ["price", "amount", "ratio"])
+def test_numbers_out_of_reach_are_refused_or_compared(name: str, number: str) -> None:
+    # Arrow's own cast to a decimal ends the process at the first.
+    fields = {field.name: field.type for field in SCHEMA}
+    for literal in (number, f"'{number}'"):
+        if name == "price":
+            with pytest.raises(Invalid, match="InvalidFilter"):
+                parse_where(f"price > {literal}", fields)
+        else:
+            with suppress(Invalid):
+                parse_where(f"{name} > {literal}", fields).mask(BATCH)

@@ -19,6 +19,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Invalid, TooLarge, Unsupported
 from tidewater_core.settings import Limits
 from tidewater_worker.api import cells, cloudevents
+from tidewater_worker.api.decimal_casts import decimal_problem
 from tidewater_worker.api.messages import MessageDecoder, RawMessage, cell_of
 from tidewater_worker.api.sizes import cast_bytes, check_log_bytes, held_bytes, log_bytes_max
 from tidewater_worker.flatbuffer import uncompressed_bytes
@@ -314,6 +315,9 @@ class TopicDecoder:
     def _checked(self, column: pa.Array, field: pa.Field) -> pa.Array:
         if column.type != field.type:
             given = column
+            wrong = decimal_problem(given, field.type)
+            if wrong is not None:
+                raise Invalid("WrongType", f"column {field.name!r}: {wrong}")
             try:
                 column = given.cast(field.type)
                 found = None
@@ -439,10 +443,10 @@ def _column(values: list[Any], field: pa.Field) -> tuple[pa.Array, cells.Problem
     """
     kind = field.type
     cell = cell_of(kind)
-    if cell is not None:
-        values = [None if value is None else cell(value) for value in values]
     leaf = cells.leaf_type(kind)
     try:
+        if cell is not None:
+            values = [None if value is None else cell(value) for value in values]
         column = pa.array(values, kind)
         if leaf == TIME_TYPE:
             return column, cells.problem(column)

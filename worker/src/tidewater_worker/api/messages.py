@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tidewater_core.crd.columns import ColumnType
 from tidewater_core.crd.topic import SchemaSpec, TopicSpec
+from tidewater_worker import decimals
 from tidewater_worker.plain import INFINITY, MINUS_INFINITY, NAN
 
 Cell = Callable[[Any], Any]
@@ -71,11 +72,17 @@ def _value_type(schema: SchemaSpec) -> type[msgspec.Struct]:
 
 
 def cell_of(kind: pa.DataType) -> Cell | None:
-    """Return what makes a cell for Arrow of a value that is not null; None: it is one already."""
+    """Return what makes a cell for Arrow of a value that is not null; None: it is one already.
+
+    It raises ValueError of what Arrow must not be asked to make.
+    """
     if pa.types.is_floating(kind):
         return float  # also of "NaN" and its like
     if pa.types.is_fixed_size_binary(kind):
         return lambda value: value.bytes
+    if pa.types.is_decimal(kind):
+        scale = kind.scale
+        return lambda value: decimals.checked(value, scale)
     if pa.types.is_list(kind):
         inner = cell_of(kind.value_type)
         return None if inner is None else _each(inner)

@@ -71,7 +71,7 @@ def cast_bytes(given: pa.Array, kind: pa.DataType, most: int) -> int:
     if nbytes > most:  # before anything is made for so many
         return nbytes
     if _is_text(kind):
-        return nbytes + (pc.sum(_lengths(given)).as_py() or 0)
+        return nbytes + (pc.sum(lengths(given)).as_py() or 0)
     if pa.types.is_map(kind) and pa.types.is_map(shape):
         nbytes += cast_bytes(given.keys, kind.key_type, most)
         return nbytes + cast_bytes(given.items, kind.item_type, most)
@@ -89,11 +89,11 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(is_one(kind) for is_one in every)
 
 
-def _lengths(given: pa.Array) -> pa.Array:
+def lengths(given: pa.Array) -> pa.Array:
     """Return how long each text is; of a number, the least that it can be."""
     kind = given.type
     if pa.types.is_dictionary(kind):
-        return _lengths(given.dictionary).take(given.indices)
+        return lengths(given.dictionary).take(given.indices)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         # A view is 16 bytes, and the first four say how long it is.
         views = np.frombuffer(given.buffers()[1], np.int32, 4 * len(given), 16 * given.offset)

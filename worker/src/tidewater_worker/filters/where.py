@@ -12,13 +12,14 @@ Text stands for dates, times, decimals and UUIDs too. Null is neither true nor f
 import math
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 
 from tidewater_core.errors import Invalid
+from tidewater_worker import decimals
 from tidewater_worker.filters.conditions import (
     OPERATORS,
     Both,
@@ -186,7 +187,7 @@ class _Parser:
             if what == "number" and pa.types.is_integer(kind):
                 return _whole(name, op, Decimal(text))
             return Compare(name, op, _scalar(what, text, kind))
-        except (pa.ArrowException, ValueError, TypeError) as error:
+        except (pa.ArrowException, ValueError, TypeError, DecimalException) as error:
             raise _invalid(f"{text!r} cannot be compared with {name!r} ({kind})") from error
 
 
@@ -210,13 +211,15 @@ def _scalar(what: str, text: str, kind: pa.DataType) -> pa.Scalar:
         if pa.types.is_floating(kind):
             return pa.scalar(float(text), pa.float64())
         if pa.types.is_decimal(kind):
-            return pa.scalar(text).cast(kind)
+            return pa.scalar(decimals.checked(Decimal(text), kind.scale), kind)
     elif what == "text":
         value = text.replace("''", "'")
         if pa.types.is_fixed_size_binary(kind):
             return pa.scalar(UUID(value).bytes, kind)
         if pa.types.is_binary(kind):
             return pa.scalar(value.encode(), kind)
+        if pa.types.is_decimal(kind):
+            return pa.scalar(decimals.checked(Decimal(value), kind.scale), kind)
         return pa.scalar(value).cast(kind)
     elif what == "word" and text.upper() in ("TRUE", "FALSE") and pa.types.is_boolean(kind):
         return pa.scalar(text.upper() == "TRUE")
