@@ -62,6 +62,11 @@ def test_a_time_outside_the_years_is_refused_in_json(kind: str, text: str) -> No
         ("timestamp", raw(pa.timestamp("us"), None, cells.MICROS[1] + 1)),
         ("date", raw(pa.date32(), 0, 2**30)),
         ("date", raw(pa.date32(), None, cells.DAYS[0] - 1)),
+        ("time", pa.array([0, 86_400_000_000])),
+        ("time", pa.array([None, -1])),
+        ("list<time>", pa.array([[0], [0, None, 2**62]])),
+        ("map<string,time>", pa.array([[("a", 0)], [("a", 2**62)]],
+                                      pa.map_(pa.string(), pa.int64()))),
         ("list<date>", pa.ListArray.from_arrays([0, 1, 3], raw(pa.date32(), 0, 0, 2**30))),
         (
             "map<string,timestamptz>",
@@ -89,6 +94,10 @@ def test_the_ends_of_the_years_pass() -> None:
     days = raw(pa.date32(), *cells.DAYS)
     assert [str(day) for day in days.to_pylist()] == ["0001-01-01", "9999-12-31"]
     assert as_arrow("date", days).column("c").equals(days)
+    times = pa.array([*cells.DAY_MICROS])
+    assert [str(time) for time in as_arrow("time", times).column("c").to_pylist()] == [
+        "00:00:00", "23:59:59.999999"
+    ]  # fmt: skip
 
 
 lists = st.lists(

@@ -57,6 +57,16 @@ def test_times_outside_the_years_are_told_all_the_same() -> None:
     assert found[3]["at"].startswith("-34565-")
 
 
+def test_times_of_no_day_are_told_all_the_same() -> None:
+    clock = pa.time64("us")
+    numbers = pa.array([0, 2**62, None, -(2**62)])
+    nested = pa.ListArray.from_arrays([0, 1, 2, 3, 4], numbers.view(clock))
+    found = read(at=numbers.view(clock), nested=nested)
+    assert found[0] == {"at": "00:00:00", "nested": ["00:00:00"]}
+    assert found[1] == {"at": f"{2**62} microseconds", "nested": [f"{2**62} microseconds"]}
+    assert found[2] == {"at": None, "nested": [None]}
+
+
 def test_the_last_of_a_key_twice_counts() -> None:
     pairs = pa.array([[("a", 1.5), ("a", None)], None], pa.map_(pa.string(), pa.float64()))
     assert read(c=pairs) == [{"c": {"a": None}}, {"c": None}]

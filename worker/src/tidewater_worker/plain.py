@@ -1,13 +1,13 @@
 """Rows of a batch as values that JSON can hold: the one way from a typed column to its JSON.
 
 Nothing that is stored may fail here, or it would block every reader: a time outside Python's years
-is written from its number, of a key that a map has twice the last one counts, and numbers that JSON
-has no word for are `"NaN"`, `"Infinity"` and `"-Infinity"`. Pure.
+or days is written from its number, of a key that a map has twice the last one counts, and numbers
+that JSON has no word for are `"NaN"`, `"Infinity"` and `"-Infinity"`. Pure.
 """
 
 import math
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
@@ -49,7 +49,7 @@ def _numbers(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_numbers(kind.value_type))
     if pa.types.is_map(kind):
         return pa.map_(kind.key_type, _numbers(kind.item_type))
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
         return pa.int64()
     return pa.int32() if pa.types.is_date32(kind) else kind
 
@@ -69,6 +69,8 @@ def _convert(kind: pa.DataType, *, from_numbers: bool) -> Convert | None:
         return _number
     if from_numbers and pa.types.is_timestamp(kind):
         return _moment if kind.tz is None else _moment_utc
+    if from_numbers and pa.types.is_time64(kind):
+        return _time_of_day
     return _day if from_numbers and pa.types.is_date32(kind) else None
 
 
@@ -107,3 +109,10 @@ def _day(days: int) -> date | str:
         return _EPOCH_DAY + timedelta(days=days)
     except OverflowError:
         return str(np.datetime64(days, "D"))
+
+
+def _time_of_day(micros: int) -> time | str:
+    try:
+        return (_EPOCH + timedelta(microseconds=micros)).time()
+    except OverflowError:
+        return str(np.timedelta64(micros, "us"))

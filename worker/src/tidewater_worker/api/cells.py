@@ -1,8 +1,9 @@
 """What a column that came as Arrow, or was made of JSON, must not hold.
 
-Arrow can say more than its readers: a time outside Python's years, a map with a key twice. Such a
-cell is refused at the door; once stored it would fail everybody who reads it. Whole columns are
-looked at, never single cells, until there is something to complain about. Pure.
+Arrow can say more than its readers: a time outside Python's years, or of no day, which its casts
+make of any number; a map with a key twice. Such a cell is refused at the door; once stored it would
+fail everybody who reads it. Whole columns are looked at, never single cells, until there is
+something to complain about. Pure.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ _Numbers = np.ndarray[Any, Any]
 DAYS: Final = (-719_162, 2_932_896)
 """0001-01-01 and 9999-12-31, in days since 1970."""
 MICROS: Final = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+DAY_MICROS: Final = (0, 86_400_000_000 - 1)
 _OUTSIDE: Final = "is outside 0001-01-01 to 9999-12-31 (UTC)"
+_NO_TIME: Final = "a time of day is outside 00:00:00 to 23:59:59.999999"
 
 
 def leaf_type(kind: pa.DataType) -> pa.DataType:
@@ -33,7 +36,7 @@ def is_doubtful(kind: pa.DataType) -> bool:
     """Say if a column of this type, given as Arrow, can hold what must be refused."""
     while pa.types.is_list(kind):
         kind = kind.value_type
-    doubtful = (pa.types.is_map, pa.types.is_timestamp, pa.types.is_date32)
+    doubtful = (pa.types.is_map, pa.types.is_timestamp, pa.types.is_date32, pa.types.is_time64)
     return any(is_one(kind) for is_one in doubtful)
 
 
@@ -43,9 +46,11 @@ def problem(column: pa.Array) -> Problem | None:
     if len(column) == 0:
         return None
     if pa.types.is_timestamp(kind):
-        return _outside(column, np.dtype(np.int64), MICROS, "a time")
+        return _outside(column, np.dtype(np.int64), MICROS, f"a time {_OUTSIDE}")
     if pa.types.is_date32(kind):
-        return _outside(column, np.dtype(np.int32), DAYS, "a date")
+        return _outside(column, np.dtype(np.int32), DAYS, f"a date {_OUTSIDE}")
+    if pa.types.is_time64(kind):
+        return _outside(column, np.dtype(np.int64), DAY_MICROS, _NO_TIME)
     if pa.types.is_map(kind):
         keys, rows = _inside(column, column.keys)
         return _twice(keys, rows) or _at(rows, problem(_inside(column, column.items)[0]))
@@ -160,7 +165,7 @@ def _outside(
     if bounds[0] <= values.min() and values.max() <= bounds[1]:
         return None
     outside = (values < bounds[0]) | (values > bounds[1])
-    return int(outside.argmax()), f"{what} {_OUTSIDE}"
+    return int(outside.argmax()), what
 
 
 def _twice(keys: pa.Array, rows: _Numbers, what: str = "key") -> Problem | None:
