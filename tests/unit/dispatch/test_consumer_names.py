@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from tidewater_core.clock import SystemClock, SystemIds
-from tidewater_core.errors import Conflict
+from tidewater_core.errors import Conflict, Retryable
 from tidewater_core.names import TopicName
 from tidewater_core.settings import Limits
 from tidewater_worker.api.socket_messages import Subscribe
@@ -99,13 +99,28 @@ async def test_a_stream_without_a_name(found: Exclusive, name: str | None) -> No
         with pytest.raises(Conflict, match="ExclusiveTaken"):
             await Worker(other, found).stream(name)
     await anext(first)  # it goes on: nobody has given back what it holds
+    assert holder not in found.left
     await first.aclose()
-    assert found.left == [holder]
+    assert found.left[-1] == holder
 
 
 async def test_a_named_stream_stays_when_its_connection_closes(found: Exclusive) -> None:
     await (await Worker("a", found).stream("c1")).aclose()
     assert (found.holder, found.left) == ("c1", [])
+
+
+async def test_a_stream_that_is_refused_leaves(found: Exclusive) -> None:
+    pull = found.pull
+
+    async def opening(consumer: str, *_: Any) -> list[Any]:
+        await pull(consumer)
+        raise Retryable("PartitionOpening", "in a moment")
+
+    found.pull = opening  # type: ignore[method-assign]
+    with pytest.raises(Retryable):
+        await Worker("a", found).stream()
+    found.pull = pull  # type: ignore[method-assign]
+    await Worker("a", found).stream()  # and is not told that somebody has it
 
 
 @pytest.mark.parametrize("name", [None, ""])

@@ -330,7 +330,12 @@ def _add_stream(app: FastAPI, node: Node, dispatch: Dispatch) -> None:
             last = _error_event
         # Refusals (an Exclusive subscription that is taken) become a status, not half a stream.
         who = consumer or dispatch.made_up_name("stream")
-        first = await found.pull(who, limit, 0, STREAM_BYTES)
+        try:
+            first = await found.pull(who, limit, 0, STREAM_BYTES)
+        except BaseException:
+            if not consumer:  # it comes again under another name, and would find itself there
+                found.leave(who)
+            raise
         body = _follow(found, who, limit, first, write, idle, last, leaves=not consumer)
         return StreamingResponse(
             _after(head, body), media_type=media, headers={"cache-control": "no-store"}
