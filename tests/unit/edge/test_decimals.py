@@ -2,6 +2,7 @@
 
 import decimal
 import json
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Invalid
 from tidewater_core.settings import Limits
+from tidewater_worker import decimals
 from tidewater_worker.api.decode import ARROW, JSON, TopicDecoder
 
 LIMITS = Limits()
@@ -52,6 +54,17 @@ def test_a_number_with_too_many_places_is_refused_in_json(text: str) -> None:
         ):
             with pytest.raises(Invalid, match=r"column 'c': a number has .* places behind"):
                 as_json(kind, value)
+
+
+def test_a_number_of_many_digits_is_not_taken_apart() -> None:
+    number = decimal.Decimal("9" * 1_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a number has more digits than any decimal"):
+            decimals.checked(number, 10)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["0", "-0", "0e-999999999", "0e999999999", "0." + "0" * 60])
