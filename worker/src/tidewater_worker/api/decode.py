@@ -462,7 +462,9 @@ def _headers(messages: list[Any]) -> list[Headers | None]:
 
 
 def _read(messages: list[pa.Message], body: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    if messages and all(message.type == "record batch" for message in messages[1:]):
+    # Arrow reads what is no schema as one, and the process ends.
+    kinds = [message.type for message in messages]
+    if kinds[:1] == ["schema"] and all(kind == "record batch" for kind in kinds[1:]):
         schema = pa.ipc.read_schema(messages[0])
         return schema, [pa.ipc.read_record_batch(message, schema) for message in messages[1:]]
     with pa.ipc.open_stream(body) as reader:  # dictionaries belong to a stream

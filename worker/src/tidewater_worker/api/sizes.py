@@ -66,6 +66,7 @@ def cast_bytes(given: pa.Array, kind: pa.DataType, most: int) -> int:
     shape = given.type
     if pa.types.is_list_view(shape) or pa.types.is_large_list_view(shape):
         raise Invalid("WrongType", f"{shape} is not taken: a cast of it loses what is in it")
+    check_views(given)
     has_offsets = _is_text(kind) or pa.types.is_nested(kind)
     nbytes = len(given) * (OFFSET_BITS if has_offsets else kind.bit_width) // 8
     if nbytes > most:  # before anything is made for so many
@@ -78,6 +79,20 @@ def cast_bytes(given: pa.Array, kind: pa.DataType, most: int) -> int:
     if pa.types.is_list(kind) and _is_list(shape):
         return nbytes + cast_bytes(given.values, kind.value_type, most)
     return nbytes
+
+
+def check_views(given: pa.Array) -> None:
+    """Refuse views that point nowhere where a null hides them from Arrow's own look.
+
+    Its casts follow them all the same, and the process ends.
+    """
+    while pa.types.is_dictionary(given.type):
+        given = given.dictionary
+    is_view = pa.types.is_string_view(given.type) or pa.types.is_binary_view(given.type)
+    if is_view and given.null_count:
+        hiding_none = [None, *given.buffers()[1:]]
+        seen = pa.Array.from_buffers(pa.binary_view(), len(given), hiding_none, offset=given.offset)
+        seen.validate(full=True)
 
 
 def _is_text(kind: pa.DataType) -> bool:
