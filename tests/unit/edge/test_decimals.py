@@ -67,6 +67,16 @@ def test_a_number_of_many_digits_is_not_taken_apart() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("text", ["1e-999999999", "1.234", "1e30", '"NaN"'])
+@pytest.mark.parametrize("row", [0, 3, 6])
+def test_the_answer_says_which_message_was_wrong(text: str, row: int) -> None:
+    texts = ["1.5"] * 7
+    texts[row] = text
+    messages = ",".join(f'{{"value":{{"c":{each}}}}}' for each in texts)
+    with pytest.raises(Invalid, match=rf"\$\.messages\[{row}\], column 'c': "):
+        decoder("decimal(9,2)").decode(JSON, {}, b'{"messages":[%b]}' % messages.encode())
+
+
 @pytest.mark.parametrize("text", ["0", "-0", "0e-999999999", "0e999999999", "0." + "0" * 60])
 def test_nothing_is_nothing_however_many_places_it_has(text: str) -> None:
     assert as_json("decimal(38,10)", text).to_pylist() == [decimal.Decimal(0)]

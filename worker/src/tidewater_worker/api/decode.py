@@ -37,6 +37,7 @@ ROWS_AS_PYTHON_MAX: Final = 64
 """Up to this many messages are joined with others' in the group commit; more are a batch of
 their own."""
 _IGNORED: Final = frozenset({names.TW_PARTITION, names.TW_OFFSET, names.TW_TIME})
+_WRONG: Final = (pa.ArrowException, ValueError, OverflowError, TypeError)
 _ALIASES: Final = {"key": names.TW_KEY, "headers": names.TW_HEADERS}
 
 
@@ -436,8 +437,8 @@ class TopicDecoder:
                 raise Invalid("InvalidValue", f"column {self.schema.names[i]!r}, row {row}: {why}")
 
 
-def _column(values: list[Any], field: pa.Field) -> tuple[pa.Array, cells.Problem | None]:
-    """Make a column of what JSON held; also return what was lost or cannot be told, if any.
+def _column(values: list[Any], field: pa.Field) -> tuple[pa.Array | None, cells.Problem | None]:
+    """Make a column of what JSON held; also return what is wrong, lost or cannot be told, if any.
 
     Of Python's own values only times with a zone can be out of range, and floats too large.
     """
@@ -445,16 +446,31 @@ def _column(values: list[Any], field: pa.Field) -> tuple[pa.Array, cells.Problem
     cell = cell_of(kind)
     leaf = cells.leaf_type(kind)
     try:
-        if cell is not None:
-            values = [None if value is None else cell(value) for value in values]
-        column = pa.array(values, kind)
+        made = values if cell is None else [v if v is None else cell(v) for v in values]
+        column = pa.array(made, kind)
         if leaf == TIME_TYPE:
             return column, cells.problem(column)
         if leaf == pa.float32():
-            return column, cells.overflow(column, lambda: pa.array(values, cells.widened(kind)))
-    except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-        raise Invalid("InvalidMessages", f"column {field.name!r}: {error}") from None
+            return column, cells.overflow(column, lambda: pa.array(made, cells.widened(kind)))
+    except _WRONG as error:
+        return None, (_first_wrong(values, kind), str(error))
     return column, None
+
+
+def _first_wrong(values: list[Any], kind: pa.DataType) -> int:
+    """Return the first row that no column can be made of; there is one."""
+    cell = cell_of(kind)
+    begin, end = 0, len(values)
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        try:
+            half = values[begin:middle]
+            pa.array(half if cell is None else [v if v is None else cell(v) for v in half], kind)
+        except _WRONG:
+            end = middle
+        else:
+            begin = middle
+    return begin
 
 
 def _headers(messages: list[Any]) -> list[Headers | None]:
