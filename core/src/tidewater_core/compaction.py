@@ -19,6 +19,8 @@ so a file without bounds is never old."""
 
 SMALL_SHARE: Final = 0.75
 """A file below this share of the target is small (Iceberg's own default)."""
+EVEN_SHARE: Final = 0.8
+"""Even files have this share of the target at least: joined, bytes compress a little better."""
 SPREAD_MAX: Final = 1.1
 """Files may be larger than the target by this, where a further one would be small."""
 FILES_MIN: Final = 5
@@ -67,6 +69,16 @@ def files_made(nbytes: int, target_bytes: int) -> int:
         return 1
     spread = rest <= SMALL_SHARE * target_bytes and nbytes < SPREAD_MAX * whole * target_bytes
     return whole if spread else whole + 1
+
+
+def even_share(nbytes: int, target_bytes: int) -> int:
+    """Return what size each file should get where that many bytes become a few.
+
+    Filled one after the other, the last one gets the rest, and tasks that work side by side wait
+    for the first. Even shares are made unless they came out near what counts as small.
+    """
+    share = -(-nbytes // files_made(nbytes, target_bytes))
+    return share if EVEN_SHARE * target_bytes <= share < target_bytes else target_bytes
 
 
 def is_due(

@@ -55,15 +55,18 @@ class _Early(threading.Thread):
         self.folders = folders
         self.error: OSError | None = None
         self._stopping = threading.Event()
-        self._sizes = dict(self._found())
-        """Of each file when it was last synced, or when this began."""
+        self._before = {entry.path for entry in self._entries()}
+        """There may be thousands, which never change: they are not looked at."""
+        self._sizes: dict[str, int] = {}
+        """Of each new file when it was last synced."""
 
     def run(self) -> None:
         """Look until told to stop, or until a disk refuses."""
         while not self._stopping.wait(PAUSE_S):
             try:
-                for path, size in self._found():
-                    self._sync(path, size)
+                for entry in self._entries():
+                    if entry.path not in self._before:
+                        self._sync(entry)
             except OSError as error:
                 self.error = error
                 return
@@ -73,20 +76,18 @@ class _Early(threading.Thread):
         self._stopping.set()
         self.join()
 
-    def _found(self) -> Iterator[tuple[str, int]]:
+    def _entries(self) -> Iterator["os.DirEntry[str]"]:
         for folder in self.folders:
-            # The folder may be made by the first file in it, and a file may go: the table's are
-            # rewritten by others, too.
+            # The first file in it may make it; and the table is rewritten by others, too.
             with suppress(FileNotFoundError), os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_file():
-                        yield entry.path, entry.stat().st_size
+                yield from entries
 
-    def _sync(self, path: str, size: int) -> None:
-        if size > self._sizes.get(path, 0) and not self._stopping.is_set():
-            with suppress(FileNotFoundError):
-                _with_handle(Path(path), os.fdatasync)
-                self._sizes[path] = size
+    def _sync(self, entry: "os.DirEntry[str]") -> None:
+        with suppress(FileNotFoundError):
+            size = entry.stat().st_size
+            if size > self._sizes.get(entry.path, 0) and not self._stopping.is_set():
+                _with_handle(Path(entry.path), os.fdatasync)
+                self._sizes[entry.path] = size
 
 
 def _with_handle(path: Path, act: Callable[[int], None]) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tidewater_core.compaction import DAY_US, HOUR_US, files_made, period_start
+from tidewater_core.compaction import (
+    DAY_US,
+    HOUR_US,
+    even_share,
+    files_made,
+    is_small,
+    period_start,
+)
 from tidewater_core.errors import Corrupt, Retryable, TidewaterError
 from tidewater_core.units import ByteSize, Duration
 from tidewater_pipeline.calendar_time import sql_time
@@ -197,7 +204,9 @@ def counted(files: int, failed: int = 0) -> list[dict[str, int]]:
     return [dict(zip((f"{n}_count" for n in names), (files, 1, 9, failed), strict=True))]
 
 
-def rewriting(*script: list[dict[str, int]] | TidewaterError) -> tuple[list[Rewritten], list[str]]:
+def rewriting(
+    *script: list[dict[str, int]] | TidewaterError, groups: int = 2
+) -> tuple[list[Rewritten], list[str]]:
     """Rewrite three ranges of nine files each with a Spark that answers by a script."""
     left, calls = list(script), []
 
@@ -223,7 +232,7 @@ def rewriting(*script: list[dict[str, int]] | TidewaterError) -> tuple[list[Rewr
         set_properties=lambda _set, removed=(): None,
         settle=lambda since: since,
     )
-    ranges = [Range(n, n, 9, 90) for n in range(3)]
+    ranges = [Range(n, n, 9, 90, groups) for n in range(3)]
     done = Rewriting(session, table, TARGET, state).all(ranges, Duration("1h"))
     assert not left
     return done, calls
@@ -240,6 +249,17 @@ def test_what_iceberg_keeps_to_itself_is_asked_for_once() -> None:
     ]
     done, _ = rewriting(counted(4), counted(5), counted(0), counted(0), GONE)
     assert [(each.files, each.failed) for each in done] == [(9, 0), (0, 0), (0, 9)]
+
+
+def test_a_range_of_one_group_is_rewritten_as_a_whole_at_once() -> None:
+    """Its one commit has nothing to be partial about, and what fails is told at once."""
+    done, calls = rewriting(counted(9), counted(0), ROTTEN, groups=1)
+    assert calls == ["whole"] * 3
+    assert [(each.files, each.failed, each.error) for each in done] == [
+        (9, 0, None),
+        (0, 0, None),
+        (0, 9, ROTTEN),
+    ]
 
 
 @pytest.mark.parametrize("error", [ROTTEN, LOST])
@@ -306,6 +326,32 @@ def test_new_files_come_to_lie_beside_the_old_ones(folders: set[Path], *, is_loc
     work = Rewriting(SimpleNamespace(), SimpleNamespace(), TARGET, known, files)  # type: ignore[arg-type]
     chosen = Range(HOUR_US, 2 * HOUR_US + 9, 6, 60)
     assert work._folders(chosen) == folders
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "share"),
+    [
+        (500, 1_000),
+        (1_090, 1_000),  # one file, a little larger
+        (1_500, 1_000),  # halves would be small again
+        (1_600, 800),
+        (1_999, 1_000),
+        (2_300, 1_000),
+        (2_500, 834),
+        (6_800, 972),
+        (7_000, 1_000),
+    ],
+)
+def test_few_files_are_of_one_size(nbytes: int, share: int) -> None:
+    """Two tasks end together; and what comes out is as many files as without."""
+    assert even_share(nbytes, TARGET) == share
+    assert not is_small(share, TARGET)
+    assert -(-nbytes // share) <= files_made(nbytes, TARGET) or share == TARGET
+    call = rewrite_call("p", "t", Range(0, 1, 9, nbytes), TARGET, whole=True)
+    assert f"'target-file-size-bytes', '{share}'" in call
+    assert "'min-file-size-bytes', '750'" in call, "which files are taken is not changed by it"
+    call = rewrite_call("p", "t", Range(0, 1, 9, nbytes, 2), TARGET)
+    assert "'target-file-size-bytes', '1000'" in call, "nobody knows the sizes of its groups"
 
 
 def test_planning_on_the_result_chooses_nothing() -> None:

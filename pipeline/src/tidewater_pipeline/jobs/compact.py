@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tidewater_core.compaction import FILES_MIN, LATENESS_US, is_due, is_small, period_start
+from tidewater_core.compaction import (
+    FILES_MIN,
+    LATENESS_US,
+    SMALL_SHARE,
+    even_share,
+    is_due,
+    is_small,
+    period_start,
+)
 from tidewater_core.errors import TidewaterError
 from tidewater_core.names import TW_OFFSET, TW_PARTITION
 from tidewater_core.units import ByteSize, Duration
@@ -24,6 +32,8 @@ from tidewater_pipeline.session import SPARK_GONE, ConflictError, Session, Topic
 from tidewater_pipeline.state import FileInfo, TableState, sql_text
 from tidewater_pipeline.syncing import local_path, synced_early
 
+LARGE_SHARE: Final = 1.8
+"""A file past this share of the target is rewritten, too (Iceberg's own default)."""
 GROUP_BYTES_MAX: Final = 2 * 1024**3
 """Bytes that are sorted and committed at once: a large partition makes progress in parts."""
 RANGE_BYTES_MAX: Final = 4 * 1024**3
@@ -227,12 +237,16 @@ def rewrite_call(
     where = (
         f"tw_time >= {sql_time(chosen.time_low_us)} AND tw_time <= {sql_time(chosen.time_high_us)}"
     )
+    share = even_share(chosen.nbytes, target_bytes) if chosen.groups == 1 else target_bytes
     options = {
         "partial-progress.enabled": "false" if whole else "true",
         "partial-progress.max-commits": str(min(chosen.groups, COMMITS_MAX)),
         "max-file-group-size-bytes": str(max(GROUP_BYTES_MAX, 2 * target_bytes)),
         "min-input-files": "2",
-        "target-file-size-bytes": str(target_bytes),
+        "target-file-size-bytes": str(share),
+        # Which files are taken does not depend on what is made of them.
+        "min-file-size-bytes": str(int(SMALL_SHARE * target_bytes)),
+        "max-file-size-bytes": str(int(LARGE_SHARE * target_bytes)),
     }
     pairs = ", ".join(f"{sql_text(key)}, {sql_text(value)}" for key, value in options.items())
     return (
@@ -391,15 +405,17 @@ class Rewriting:
         return {local_path(file.path).parent for file in self.files if chosen.holds(file)}
 
     def _calls(self, chosen: Range) -> Rewritten:
-        """Rewrite one range, in parts; where files are left, once more as a whole.
+        """Rewrite one range, in parts if it has some; where files are left, once more as a whole.
 
         With partial progress Iceberg keeps to itself why a part was not written or not committed,
         and tells of no commit that failed at all. Without it, it raises the reason.
         """
-        (row,) = self.session.sql(self._call(chosen, whole=False))
-        first = Rewritten.of(row)
-        if first.files >= chosen.files and not first.failed:
-            return first
+        first = Rewritten()
+        if chosen.groups > 1:
+            (row,) = self.session.sql(self._call(chosen, whole=False))
+            first = Rewritten.of(row)
+            if first.files >= chosen.files and not first.failed:
+                return first
         try:
             (row,) = self.session.sql(self._call(chosen, whole=True))
         except TidewaterError as error:
