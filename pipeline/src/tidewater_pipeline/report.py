@@ -44,6 +44,8 @@ class Report:
     """A failure that may be gone when the job is run again as it is."""
     is_partial: bool = False
     """A failure of a part: all else was done, and what comes next can be."""
+    is_last: bool = False
+    """A failure after which nothing else may be done to the topic by this run."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

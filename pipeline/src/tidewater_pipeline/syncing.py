@@ -11,6 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from tidewater_core.errors import Corrupt, TidewaterError
+
+DISK_REFUSED: Final = "DiskRefused"
+"""The reason after which nothing may be removed that the refused files have replaced."""
 PAUSE_S: Final = 0.2
 """Between two looks at the folders; a few hundred MB can be written meanwhile."""
 
@@ -24,8 +28,12 @@ def sync_files(locations: Collection[str]) -> None:
     """Sync files, and the directories that name them."""
     local = [local_path(each) for each in locations]
     for path in [*local, *{each.parent for each in local}]:
-        with suppress(FileNotFoundError):  # another commit has replaced it already
+        try:
             _with_handle(path, os.fsync)
+        except FileNotFoundError:
+            continue  # another commit has replaced it already
+        except OSError as error:
+            raise _refused(error, path) from error
 
 
 @contextmanager
@@ -41,10 +49,13 @@ def synced_early(folders: Iterable[Path]) -> Iterator[None]:
     early.start()
     try:
         yield
+    except TidewaterError:  # it may have committed a part
+        early.stop()
+        early.check()
+        raise
     finally:
         early.stop()
-    if early.error is not None:
-        raise early.error
+    early.check()
 
 
 class _Early(threading.Thread):
@@ -53,7 +64,7 @@ class _Early(threading.Thread):
     def __init__(self, folders: frozenset[Path]) -> None:
         super().__init__(name="synced-early", daemon=True)
         self.folders = folders
-        self.error: OSError | None = None
+        self._error: OSError | None = None
         self._stopping = threading.Event()
         self._before = {entry.path for entry in self._entries()}
         """There may be thousands, which never change: they are not looked at."""
@@ -68,13 +79,18 @@ class _Early(threading.Thread):
                     if entry.path not in self._before:
                         self._sync(entry)
             except OSError as error:
-                self.error = error
+                self._error = error
                 return
 
     def stop(self) -> None:
         """Return when nothing is under way any more."""
         self._stopping.set()
         self.join()
+
+    def check(self) -> None:
+        """Raise what a disk has refused."""
+        if self._error is not None:
+            raise _refused(self._error, "the new files of a rewrite") from self._error
 
     def _entries(self) -> Iterator["os.DirEntry[str]"]:
         for folder in self.folders:
@@ -88,6 +104,15 @@ class _Early(threading.Thread):
             if size > self._sizes.get(entry.path, 0) and not self._stopping.is_set():
                 _with_handle(Path(entry.path), os.fdatasync)
                 self._sizes[entry.path] = size
+
+
+def _refused(error: OSError, what: object) -> Corrupt:
+    return Corrupt(
+        DISK_REFUSED,
+        f"{what} could not be synced ({error}): what was written may be lost, so nothing that it "
+        "has replaced is removed by this run; look at the disk, then audit the table before "
+        "anything expires",
+    )
 
 
 def _with_handle(path: Path, act: Callable[[int], None]) -> None:

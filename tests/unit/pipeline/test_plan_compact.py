@@ -294,7 +294,7 @@ def test_deletes_that_cannot_be_applied_stop_nothing_else(
 
 
 def test_a_jvm_that_died_ends_the_run() -> None:
-    for reason in (SPARK_GONE, "OutOfMemory"):
+    for reason in (SPARK_GONE, "OutOfMemory", "DiskRefused"):
         with pytest.raises(TidewaterError, match=reason):
             rewriting(counted(9), Retryable(reason, "the JVM is gone"))
 

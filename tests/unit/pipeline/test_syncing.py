@@ -4,11 +4,18 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tidewater_core.errors import Corrupt, Retryable
+from tidewater_core.names import TopicName
 from tidewater_pipeline import syncing
-from tidewater_pipeline.syncing import local_path, sync_files, synced_early
+from tidewater_pipeline.cli import main
+from tidewater_pipeline.cli.run import EXIT_PERSON
+from tidewater_pipeline.report import Outcome, Progress, Report
+from tidewater_pipeline.syncing import DISK_REFUSED, local_path, sync_files, synced_early
 
 
 @pytest.fixture
@@ -73,20 +80,48 @@ def test_what_the_disk_refuses_is_told_once_and_must_not_get_lost(
             synced.wait(tmp_path / "new.parquet")
 
     synced.refused = True
-    with pytest.raises(OSError, match="the disk said no"):
+    with pytest.raises(Corrupt, match=r"DiskRefused.*the disk said no"):
         write()
+    with pytest.raises(Corrupt, match=r"DiskRefused.*the disk said no"):
+        sync_files([str(tmp_path / "new.parquet")])
 
 
-def test_an_error_of_the_work_comes_first(tmp_path: Path, synced: Synced) -> None:
-    def write() -> None:
+def test_what_the_disk_refused_comes_before_a_failure_of_spark(
+    tmp_path: Path, synced: Synced
+) -> None:
+    """It may have committed a part; any other end (SIGTERM) passes as it is."""
+
+    def write(error: BaseException) -> None:
         with synced_early([tmp_path]):
-            (tmp_path / "new.parquet").write_bytes(b"new")
-            synced.wait(tmp_path / "new.parquet")
-            raise ValueError("Spark said no")
+            new = tmp_path / f"{type(error).__name__}.parquet"
+            new.write_bytes(b"new")
+            synced.wait(new)
+            raise error
 
     synced.refused = True
-    with pytest.raises(ValueError, match="Spark said no"):
-        write()
+    with pytest.raises(Corrupt, match="DiskRefused"):
+        write(Retryable("SparkFailed", "Spark said no"))
+    with pytest.raises(KeyboardInterrupt):
+        write(KeyboardInterrupt())
+
+
+def test_nothing_is_expired_behind_what_the_disk_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of it once: the next sync hears nothing, and the originals would go."""
+    began: list[str] = []
+
+    def one(_run: Any, topic: TopicName, job: str) -> Report:
+        began.append(f"{topic}: {job}")
+        if began == ["a/b: compact"]:
+            raise Corrupt(DISK_REFUSED, "the disk said no")
+        return Report(job, str(topic))
+
+    monkeypatch.setattr(main, "_one", one)
+    run: Any = SimpleNamespace(session=SimpleNamespace(progress=Progress(quiet=True)))
+    reports = main.run_jobs(run, ["compact", "expire"], [TopicName("a", "b"), TopicName("a", "c")])
+    assert began == ["a/b: compact", "a/c: compact", "a/c: expire"]
+    assert [each.outcome for each in reports] == [Outcome.FAILED, Outcome.DONE, Outcome.DONE]
+    assert DISK_REFUSED in reports[0].message
+    assert main.exit_code(reports) == EXIT_PERSON
 
 
 def test_no_folder_no_thread(synced: Synced) -> None:

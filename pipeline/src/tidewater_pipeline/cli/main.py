@@ -114,12 +114,17 @@ CHECKS: Final[dict[str, Callable[[argparse.Namespace], object]]] = {
 
 
 def run_jobs(run: Run, jobs: list[str], topics: list[TopicName]) -> list[Report]:
-    """Run every job on every topic; what fails on one does not stop the others."""
-    return [
-        timed(run, job, str(topic), partial(_one, run, topic, job))
-        for topic in topics
-        for job in jobs
-    ]
+    """Run every job on every topic; what fails on one does not stop the others.
+
+    But for what a disk refused: the job behind it could remove what is nowhere else.
+    """
+    reports = []
+    for topic in topics:
+        for job in jobs:
+            reports.append(timed(run, job, str(topic), partial(_one, run, topic, job)))
+            if reports[-1].is_last:
+                break
+    return reports
 
 
 def _one(run: Run, topic: TopicName, job: str) -> Report:

@@ -21,6 +21,7 @@ from tidewater_pipeline.report import Outcome, Report, passes
 from tidewater_pipeline.session import ConflictError, Session, TopicTable
 from tidewater_pipeline.state import TableState
 from tidewater_pipeline.subscribers import Store, Subscribers
+from tidewater_pipeline.syncing import DISK_REFUSED
 from tidewater_pipeline.turns import turn
 from tidewater_pipeline.upkeep import STEPS
 
@@ -109,7 +110,14 @@ def failure(job: str, topic: str, error: TidewaterError) -> Report:
     """
     if isinstance(error, ConflictError) and job in UPKEEP:
         return Report(job, topic, outcome=Outcome.CONFLICT, message=str(error))
-    return Report(job, topic, outcome=Outcome.FAILED, message=str(error), retry=passes(error))
+    return Report(
+        job,
+        topic,
+        outcome=Outcome.FAILED,
+        message=str(error),
+        retry=passes(error),
+        is_last=error.reason == DISK_REFUSED,
+    )
 
 
 def timed(run: Run, job: str, topic: str, work: Callable[[], Report]) -> Report:

@@ -30,7 +30,7 @@ from tidewater_pipeline.holding import held
 from tidewater_pipeline.report import Outcome, Report, passes
 from tidewater_pipeline.session import SPARK_GONE, ConflictError, Session, TopicTable
 from tidewater_pipeline.state import FileInfo, TableState, sql_text
-from tidewater_pipeline.syncing import local_path, synced_early
+from tidewater_pipeline.syncing import DISK_REFUSED, local_path, synced_early
 
 LARGE_SHARE: Final = 1.8
 """A file past this share of the target is rewritten, too (Iceberg's own default)."""
@@ -42,8 +42,8 @@ COMMITS_MAX: Final = 32
 """Commits of a range: each is a race with the writer."""
 BUDGET: Final = Duration("30m")
 """Half of what the operator gives a job: the steps behind this one get their turn."""
-STOPS: Final = frozenset({SPARK_GONE, "TableMissing", "OutOfMemory"})
-"""Reasons after which no other range can be done either."""
+STOPS: Final = frozenset({SPARK_GONE, "TableMissing", "OutOfMemory", DISK_REFUSED})
+"""Reasons after which no other range can be done either, and no step behind this one."""
 RANGES_MAX: Final = 24
 """Ranges of one run; the oldest first, the next run goes on."""
 LATENESS: Final = Duration("10m")
