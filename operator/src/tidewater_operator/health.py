@@ -1,5 +1,7 @@
 """`/healthz`, `/readyz` and `/metrics`: whether the operator hears, thinks and leads."""
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
@@ -65,11 +67,34 @@ class Health:
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(text=self.metrics(), content_type="text/plain")
 
-        app = web.Application()
-        app.add_routes(
-            [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+        return await _listen(
+            host, port, {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
         )
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, host, port).start()
-        return runner
+
+
+@asynccontextmanager
+async def not_ready(host: str, port: int, why: str) -> AsyncIterator[None]:
+    """Answer while there is nothing to tell yet: this process waits, and a restart is no help."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text=f"{why}\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text=f"{why}\n", status=503)
+
+    runner = await _listen(host, port, {"/healthz": healthz, "/readyz": readyz})
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(
+    host: str, port: int, routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]]
+) -> web.AppRunner:
+    app = web.Application()
+    app.add_routes([web.get(path, answer) for path, answer in routes.items()])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner

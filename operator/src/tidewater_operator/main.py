@@ -8,13 +8,14 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Final, TypeVar
 
 from tidewater_core.clock import Clock, SystemClock, SystemIds
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Invalid, Retryable, TidewaterError
 from tidewater_operator.cluster.access import find_access
 from tidewater_operator.cluster.api import POOL, SUBSCRIPTION, TOPIC, Api
 from tidewater_operator.cluster.events import Events
@@ -22,7 +23,7 @@ from tidewater_operator.cluster.gather import cluster_id, everything
 from tidewater_operator.cluster.lease import Leadership
 from tidewater_operator.etcd_secret import EtcdSecret
 from tidewater_operator.handlers.marks import watch, watches
-from tidewater_operator.health import Health
+from tidewater_operator.health import Health, not_ready
 from tidewater_operator.hearing import Hearing
 from tidewater_operator.keepers import Keepers
 from tidewater_operator.reconcile import Reconciler
@@ -31,6 +32,9 @@ from tidewater_operator.settings import AuthMode, OperatorSettings
 from tidewater_operator.times import from_us
 from tidewater_operator.workers import Workers, token_of
 
+START_AGAIN_S: Final = 2.0
+"""Between two questions to an API server that is away when we start."""
+Found = TypeVar("Found")
 log = logging.getLogger("tidewater_operator")
 
 
@@ -64,11 +68,17 @@ async def _run(
 ) -> int:
     clock = SystemClock()
     access = find_access()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(Api(access))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         secret = EtcdSecret(api, namespace, settings.etcd.secret, Path(folder))
-        registries = await _registries(settings, api, secret)
+        async with not_ready(host, port, "waiting for the API server"):
+            registries = await patiently(lambda: _registries(settings, api, secret), stop)
+        if registries is None:
+            return 0
         stack.push_async_callback(registries.close)
         workers = Workers(_shown_to_workers(settings))
         stack.push_async_callback(workers.close)
@@ -90,9 +100,6 @@ async def _run(
         hearing = Hearing()
         runner = await Health(keepers, leadership, hearing, api, clock).serve(host, port)
         stack.push_async_callback(runner.cleanup)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         tasks = [
             asyncio.create_task(leadership.run(), name="lease"),
             asyncio.create_task(
@@ -121,6 +128,26 @@ async def _run(
             task.cancel()
         await asyncio.gather(*tasks, waiting, return_exceptions=True)
     return code
+
+
+async def patiently(
+    ask: Callable[[], Awaitable[Found]], stop: asyncio.Event, pause_s: float = START_AGAIN_S
+) -> Found | None:
+    """Ask until there is an answer; None if we are told to stop before.
+
+    An operator that ended instead would be started again after minutes, long after the API server.
+    """
+    said = ""
+    while not stop.is_set():
+        try:
+            return await ask()
+        except Retryable as error:
+            if error.reason != said:
+                said = error.reason
+                log.warning("waiting to start: %s", error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause_s)
+    return None
 
 
 async def _registries(settings: OperatorSettings, api: Api, secret: EtcdSecret) -> Registries:

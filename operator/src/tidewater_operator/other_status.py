@@ -250,12 +250,15 @@ def _pool_ready(
     wanted = case.pool.spec.replicas
     members = [worker_name(case.name, ordinal) for ordinal in range(wanted)]
     late = [worker for worker in members if not _is_there(seen, worker)]
+    updating = state.get("updateRevision") != state.get("currentRevision")
+    if not late and updating:  # between two workers: the next one goes in a moment
+        done = int(state.get("updatedReplicas", 0))
+        return fails("Ready", "Updating", f"{done} of {wanted} workers are as the spec has them")
     if not late:
         return holds("Ready", "Ready", f"{wanted} workers are ready")
     for worker in late:
         if trouble := pod_trouble(seen.cluster.worker_pods.get(worker)):
             return fails("Ready", trouble.reason, f"{worker}: {trouble.message}")
-    updating = state.get("updateRevision") != state.get("currentRevision")
     reason = "Updating" if updating and wanted > 1 else "Starting"
     return fails("Ready", reason, f"{wanted - len(late)} of {wanted} workers are ready")
 

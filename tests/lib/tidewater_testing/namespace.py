@@ -74,6 +74,8 @@ class World:
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
     sets: dict[str, int] = field(default_factory=dict)
     """Pool → replicas of its StatefulSet."""
+    set_status: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Pool → what else its StatefulSet's status says."""
     claims: set[str] = field(default_factory=set)
     """Workers whose volume is there."""
     claim_sizes: dict[str, str] = field(default_factory=dict)
@@ -152,7 +154,11 @@ class World:
             ("StatefulSet", set_name(pool)): {
                 "metadata": {"name": set_name(pool)},
                 "spec": {"replicas": replicas},
-                "status": {"replicas": replicas, "readyReplicas": replicas},
+                "status": {
+                    "replicas": replicas,
+                    "readyReplicas": replicas,
+                    **self.set_status.get(pool, {}),
+                },
             }
             for pool, replicas in self.sets.items()
         }

@@ -275,6 +275,17 @@ async def test_a_leader_that_says_good_bye_is_followed_at_once() -> None:
     assert (first.is_ours, second.is_ours) == (False, True)
 
 
+async def test_a_lease_that_says_nothing_is_free() -> None:
+    """Somebody else may have made it; an operator that cannot read it would end at each start."""
+    api, clock = ApiServer(), Hands()
+    meta = {"name": "tidewater-operator", "namespace": "tidewater"}
+    await api.create(LEASE, "tidewater", {"metadata": meta})
+    leader = Leadership(api, clock, "tidewater", "a", 15.0)
+    await leader._round()
+    assert leader.is_ours
+    await leader.release()
+
+
 async def test_a_good_bye_is_not_taken_back_by_a_renewal_that_is_under_way() -> None:
     api, clock = ApiServer(), Hands()
     first, second = (Leadership(api, clock, "tidewater", name, 0.05) for name in ("a", "b"))

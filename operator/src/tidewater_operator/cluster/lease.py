@@ -71,7 +71,7 @@ class Leadership:
             return
         self._renewed_at = -self._lease_s
         found = await self._api.get(LEASE, self._namespace, NAME)
-        if found is not None and found["spec"].get("holderIdentity") == self._identity:
+        if found is not None and _said(found).get("holderIdentity") == self._identity:
             found["spec"]["holderIdentity"] = ""
             await self._api.replace(LEASE, self._namespace, found)
 
@@ -88,7 +88,7 @@ class Leadership:
             }
             self._took(began, await self._api.create(LEASE, self._namespace, manifest))
             return
-        holder = str(found["spec"].get("holderIdentity") or "")
+        holder = str(_said(found).get("holderIdentity") or "")
         version = str(found["metadata"].get("resourceVersion", ""))
         if version != self._seen:
             self._seen, self._seen_at = version, began
@@ -96,7 +96,7 @@ class Leadership:
         if holder not in ("", self._identity) and not is_stale:
             self.leader = holder
             return
-        found["spec"] = self._spec(found["spec"])
+        found["spec"] = self._spec(_said(found))
         changed = await self._api.replace(LEASE, self._namespace, found)
         self._seen = str(changed["metadata"].get("resourceVersion", ""))
         self._seen_at = began
@@ -106,7 +106,7 @@ class Leadership:
         if self.leader != self._identity:
             log.info("%s leads", self._identity)
         self.leader, self._renewed_at = self._identity, began
-        self.term = f"{lease['metadata'].get('uid')}/{lease['spec'].get('leaseTransitions')}"
+        self.term = f"{lease['metadata'].get('uid')}/{_said(lease).get('leaseTransitions')}"
 
     def _spec(self, before: Manifest) -> Manifest:
         now = format_micro_time(from_us(self._clock.now_us()))
@@ -118,3 +118,8 @@ class Leadership:
             "acquireTime": before.get("acquireTime", now) if same else now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if same else 1),
         }
+
+
+def _said(lease: Manifest) -> Manifest:
+    """Return what a lease says; one that somebody else has made may say nothing."""
+    return lease.get("spec") or {}
