@@ -61,6 +61,34 @@ async def test_an_answer_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None
         server.close()
 
 
+async def test_a_worker_that_is_never_asked_again_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers come and go by other addresses: each left up to 32 connections open."""
+    monkeypatch.setattr(http, "IDLE_S_MAX", 0.05)
+    over: list[asyncio.Event] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        over.append(asyncio.Event())
+        await _serve(reader, writer)
+        over[-1].set()
+
+    gone = await asyncio.start_server(serve, "127.0.0.1", 0)
+    there = await asyncio.start_server(_serve, "127.0.0.1", 0)
+    old, new = (f"http://127.0.0.1:{s.sockets[0].getsockname()[1]}" for s in (gone, there))
+    peers = Peers()
+    try:
+        await (await peers.request(old, "GET", "/old")).read()
+        await asyncio.sleep(0.1)
+        assert await (await peers.request(new, "GET", "/new")).read() == NEW
+        await asyncio.wait_for(over[0].wait(), 5)
+        assert set(peers._idle) == {new}
+    finally:
+        await peers.close()
+        gone.close()
+        there.close()
+
+
 @pytest.mark.parametrize("bad", [b"\r", b"\n", b"\0", b"x\r\n\r\nGET / HTTP/1.1\r\n"])
 async def test_a_request_stays_one(bad: bytes) -> None:
     """Nobody is asked: what was smuggled in would be answered to whoever asks next."""

@@ -119,6 +119,7 @@ class Peers:
         self.tls = tls or ssl.create_default_context
         """What a new connection to an `https://` address is checked with."""
         self._idle: dict[str, deque[_Connection]] = defaultdict(deque)
+        self._swept_at = 0.0
 
     async def request(
         self,
@@ -170,12 +171,24 @@ class Peers:
 
     def give_back(self, url: str, connection: _Connection) -> None:
         """Keep a connection whose answer was read whole; close any other."""
+        self._sweep(time.monotonic())
         idle = self._idle[url]
         if connection.is_complete and connection.keep_alive and len(idle) < IDLE_MAX:
             connection.idle_since = time.monotonic()
             idle.append(connection)
         else:
             connection.writer.close()
+
+    def _sweep(self, now: float) -> None:
+        """Close what nobody will use again: the worker may be gone, and is never asked again."""
+        if now - self._swept_at < IDLE_S_MAX:
+            return
+        self._swept_at = now
+        for url, idle in list(self._idle.items()):
+            while idle and now - idle[0].idle_since >= IDLE_S_MAX:
+                idle.popleft().writer.close()
+            if not idle:
+                del self._idle[url]
 
     async def close(self) -> None:
         """Close all idle connections."""
