@@ -150,7 +150,9 @@ class HistoryReader:
                 if view.snapshot_id is None or position >= upto:
                     return
                 with self._pinned(view.snapshot_id):
-                    files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
+                    files = self._index.files(
+                        view.metadata, view.snapshot_id, view.table.io, (partition, position, upto)
+                    )
                     for found in read(view, files, (position, upto)):
                         position = end_of(found)
                         yield found
@@ -179,7 +181,8 @@ class HistoryReader:
         end = view.frontiers.get(partition, UNWRITTEN).next
         wanted = _position_schema(names.TW_TIME)
         with self._pinned(view.snapshot_id):
-            files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
+            within = (partition, start, end)
+            files = self._index.files(view.metadata, view.snapshot_id, view.table.io, within)
             late = [file for file in files if file.bounds.times[1] >= timestamp_us]
             groups = self._index.row_groups(late, view.table.io, partition, start, end)
             groups = [group for group in groups if group.bounds.times[1] >= timestamp_us]
@@ -209,8 +212,9 @@ class HistoryReader:
     def _has_rows_from(self, view: TableView, partition: int, offset: int) -> bool:
         if view.snapshot_id is None:
             return False
-        files = self._index.files(view.metadata, view.snapshot_id, view.table.io)
-        groups = self._index.row_groups(files, view.table.io, partition, offset, OFFSET_MAX)
+        within = (partition, offset, OFFSET_MAX)
+        files = self._index.files(view.metadata, view.snapshot_id, view.table.io, within)
+        groups = self._index.row_groups(files, view.table.io, *within)
         reader = self._row_groups(view, partition, _position_schema(), 1)
         try:
             for group in groups:

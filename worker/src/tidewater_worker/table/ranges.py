@@ -23,10 +23,18 @@ FILES_CACHED_MAX: Final = 100_000
 COLUMNS_PER_FILE: Final = 8
 """Columns whose bounds count as one file more in memory."""
 MANIFESTS_CACHED_MAX: Final = 5_000
+EXTENTS_CACHED_MAX: Final = 50_000
+"""Extents of manifests that are kept in memory: about one for each partition of each manifest."""
+EXTENTS_MAX: Final = 64
+"""Extents of one manifest; one that needs more has a single one, around all of its files."""
 FOOTERS_CACHED_MAX: Final = 512
 LEFTOVER_BYTES_MAX: Final = 32 * 1024 * 1024
 """Decoded row groups that wait for the next page, over all readers."""
 OFFSET_MAX: Final = (1 << 63) - 1
+
+
+def _hull(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,14 @@ class Bounds:
         low, high = self.partitions
         first, last = self.offsets
         return low <= partition <= high and first < end and last >= start
+
+    def around(self, other: "Bounds") -> "Bounds":
+        """Return bounds around both."""
+        return Bounds(
+            _hull(self.partitions, other.partitions),
+            _hull(self.offsets, other.offsets),
+            _hull(self.times, other.times),
+        )
 
     def span(self, partition: int, rows: int) -> tuple[int, int] | None:
         """Return the offsets [start, end) that so many rows must be; None if they may be others.
@@ -127,6 +143,8 @@ class RangeIndex:
 
     def __init__(self) -> None:
         self._manifests: Lru[tuple[FileRange, ...]] = Lru(FILES_CACHED_MAX)
+        self._extents: Lru[tuple[Bounds, ...]] = Lru(EXTENTS_CACHED_MAX)
+        """What the files of a manifest may hold, together: remembered longer than the files."""
         self._lists: Lru[tuple[ManifestFile, ...]] = Lru(MANIFESTS_CACHED_MAX)
         self._footers: Lru[pq.FileMetaData] = Lru(FOOTERS_CACHED_MAX)
         self._leftovers: Lru[pa.Table] = Lru(LEFTOVER_BYTES_MAX)
@@ -147,8 +165,17 @@ class RangeIndex:
             self._lists.put(snapshot.manifest_list, found, max(1, len(found)))
         return found
 
-    def files(self, metadata: TableMetadata, snapshot_id: int, io: FileIO) -> Iterator[FileRange]:
-        """Yield the data files of a snapshot."""
+    def files(
+        self,
+        metadata: TableMetadata,
+        snapshot_id: int,
+        io: FileIO,
+        within: tuple[int, int, int] | None = None,
+    ) -> Iterator[FileRange]:
+        """Yield the data files of a snapshot.
+
+        `within` (partition, start, end): of manifests that are known to have no file there, none.
+        """
         snapshot = metadata.snapshot_by_id(snapshot_id)
         assert snapshot is not None
         columns = column_ids(metadata.schema())
@@ -160,7 +187,12 @@ class RangeIndex:
                         "the table has merge-on-read deletes; compact it before reading history",
                     )
                 continue
-            yield from self.files_of(manifest, columns, io)
+            if within is None or self._may_meet(manifest, within):
+                yield from self.files_of(manifest, columns, io)
+
+    def _may_meet(self, manifest: ManifestFile, within: tuple[int, int, int]) -> bool:
+        extents = self._extents.get(manifest.manifest_path)
+        return extents is None or any(each.meets(*within) for each in extents)
 
     def files_of(
         self, manifest: ManifestFile, columns: tuple[int, int, int], io: FileIO
@@ -172,6 +204,8 @@ class RangeIndex:
             ranges = tuple(_file_range(entry.data_file, columns) for entry in entries)
             weight = sum(1 + len(each.columns) // COLUMNS_PER_FILE for each in ranges)
             self._manifests.put(manifest.manifest_path, ranges, max(1, weight))
+            extents = extents_of(ranges)
+            self._extents.put(manifest.manifest_path, extents, max(1, len(extents)))
         return ranges
 
     def footer(self, path: str, io: FileIO) -> pq.FileMetaData:
@@ -193,6 +227,20 @@ class RangeIndex:
                 groups = row_groups_of(file, self.footer(file.path, io))
                 found += [g for g in groups if g.bounds.meets(partition, start, end)]
         return sorted(found, key=lambda group: group.bounds.offsets)
+
+
+def extents_of(files: Iterable[FileRange]) -> tuple[Bounds, ...]:
+    """Return bounds around all of some files: one for each span of partitions, if there are few."""
+    found: dict[tuple[int, int], Bounds] = {}
+    for file in files:
+        key = file.bounds.partitions
+        found[key] = file.bounds.around(found.get(key, file.bounds))
+    if len(found) <= EXTENTS_MAX:
+        return tuple(found.values())
+    first, *rest = found.values()
+    for each in rest:
+        first = first.around(each)
+    return (first,)
 
 
 def column_ids(schema: Schema) -> tuple[int, int, int]:
