@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from tidewater_coordination.etcd import cursors
 from tidewater_coordination.etcd.store import EtcdCoordination
 from tidewater_coordination.port import CursorKey, WorkerInfo
 from tidewater_testing.parts.etcd import Etcd
@@ -55,5 +57,32 @@ async def test_large_cursors_share_a_store_with_small_ones(tmp_path: Path) -> No
             assert await port.load_cursors("shop/other", TOPIC) == {0: b"{}"}
             # The store itself cuts, too, whoever asks.
             await port.store_cursors({key: found[0] for key, found in items.items()})
+        finally:
+            await port.close()
+
+
+async def test_what_is_known_of_cursors_does_not_outlive_their_subscriptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subscriptions come and go as long as a worker runs; one that stays goes on as before."""
+    monkeypatch.setattr(cursors, "FORGET_AFTER", 10)
+    with Etcd(tmp_path) as etcd:
+        port = EtcdCoordination(etcd.endpoints)
+        await port.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
+        try:
+            await port.register_subscription("shop/stays", "{}", "u")
+            stays = CursorKey("shop/stays", TOPIC, 0)
+            for number in range(25):
+                topic, name = f"shop/t{number}", f"shop/s{number}"
+                await port.register_topic(topic, "{}", "u")
+                await port.register_subscription(name, "{}", "u")
+                epoch = (await port.acquire(topic, 0)).epoch
+                await port.store_cursors({CursorKey(name, topic, 0): b"1"}, {(topic, 0): epoch})
+                await port.store_cursors({stays: b"%d" % number})
+                await port.unregister_subscription(name)
+                await port.unregister_topic(topic)
+            assert len(port._cursor_revisions) <= 11
+            assert len(port._owner_revisions) <= 11
+            assert await port.load_cursors("shop/stays", TOPIC) == {0: b"24"}
         finally:
             await port.close()

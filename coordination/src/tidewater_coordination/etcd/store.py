@@ -7,7 +7,7 @@ if the first one landed the conditions no longer hold, and the decision is made 
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -16,6 +16,7 @@ import msgspec
 from tidewater_coordination import rules
 from tidewater_coordination.etcd import wire
 from tidewater_coordination.etcd.client import EtcdClient
+from tidewater_coordination.etcd.cursors import CURSORS_PER_TXN, Revisions, portions
 from tidewater_coordination.etcd.keys import PREFIX, Keys
 from tidewater_coordination.etcd.login import Login
 from tidewater_coordination.etcd.mirror import Mirror, session_name
@@ -38,10 +39,6 @@ from tidewater_core.errors import Corrupt, OutcomeUnknown, Retryable
 
 ROUNDS_MAX: Final = 20
 """Attempts against others that change the same record."""
-CURSORS_PER_TXN: Final = 60
-"""etcd takes 128 conditions in a transaction: one for each cursor and one for its partition."""
-CURSOR_BYTES_PER_TXN: Final = 1_000_000
-"""etcd takes requests of 1.5 MiB; a cursor larger than this goes alone."""
 CATCH_UP_S: Final = 2.0
 Named = TypeVar("Named", RegisteredTopic, RegisteredSubscription)
 Record = TypeVar("Record")
@@ -59,8 +56,8 @@ class EtcdCoordination:
         self._worker: WorkerInfo | None = None
         self._ttl_s = SESSION_TTL_S
         self._keeper: SessionKeeper | None = None
-        self._cursor_revisions: dict[bytes, int] = {}
-        self._owner_revisions: dict[tuple[str, int], tuple[int, int]] = {}
+        self._cursor_revisions = Revisions[bytes, int]()
+        self._owner_revisions = Revisions[tuple[str, int], tuple[int, int]]()
         """Partition to its epoch and the revision of its record."""
         self._storing = asyncio.Lock()
 
@@ -422,8 +419,17 @@ class EtcdCoordination:
     ) -> None:
         """Store progress; durable when it returns. All or nothing: up to 60, and about 1 MB."""
         async with self._storing:
-            for some in _portions(items):
+            self._forget_gone()
+            for some in portions(items):
                 await self._store(some, epochs or {})
+
+    def _forget_gone(self) -> None:
+        if not (self._cursor_revisions.is_due or self._owner_revisions.is_due):
+            return
+        now = self._mirror.registry()
+        of = self._keys.subscription_of_cursor
+        self._cursor_revisions.forget_gone(lambda key: of(key) in now.subscriptions)
+        self._owner_revisions.forget_gone(lambda place: place[0] in now.topics)
 
     async def _store(
         self, items: Mapping[CursorKey, bytes], epochs: Mapping[tuple[str, int], int]
@@ -467,21 +473,6 @@ class EtcdCoordination:
             known = (epoch, found[0].mod_revision)
             self._owner_revisions[topic, partition] = known
         return wire.is_at(key, known[1])
-
-
-def _portions(items: Mapping[CursorKey, bytes]) -> Iterator[dict[CursorKey, bytes]]:
-    """Divide cursors into transactions that etcd takes."""
-    some: dict[CursorKey, bytes] = {}
-    size = 0
-    for key, value in items.items():
-        full = len(some) >= CURSORS_PER_TXN or size + len(value) > CURSOR_BYTES_PER_TXN
-        if some and full:
-            yield some
-            some, size = {}, 0
-        some[key] = value
-        size += len(value)
-    if some:
-        yield some
 
 
 def _read(kv: wire.KeyValue, kind: type[Record]) -> Record:
