@@ -309,19 +309,6 @@ def pool_conditions(world: World, **more: Any) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
 
 
-def test_between_two_workers_of_a_rolling_update_a_pool_is_not_ready() -> None:
-    """`kubectl wait` would end there, with an old worker that goes in the next moment."""
-    world = World()
-    world.add_pool("default", replicas=2)
-    world.add_topic("orders")
-    serve(world)
-    revisions = {"currentRevision": "a", "updateRevision": "b", "updatedReplicas": 1}
-    world.set_status = {"default": revisions}
-    assert pool_conditions(world)["Ready"] == ("False", "Updating")
-    world.set_status = {"default": {**revisions, "currentRevision": "b", "updatedReplicas": 2}}
-    assert pool_conditions(world)["Ready"] == ("True", "Ready")
-
-
 def test_a_pool() -> None:
     world = World()
     world.add_pool("default", replicas=2)

@@ -201,3 +201,21 @@ def test_a_worker_that_says_too_much_is_not_called_silent() -> None:
     for type_ in ("Ready", "Degraded"):
         assert (found[type_]["status"], found[type_]["reason"]) == ("Unknown", "ReportTooLarge")
         assert "tidewater-default-0 said more" in found[type_]["message"]
+
+
+def test_between_two_workers_of_a_rolling_update_a_pool_is_not_ready() -> None:
+    """`kubectl wait` would end there, with an old worker that goes in the next moment."""
+    world = World()
+    world.add_pool("default", replicas=2)
+    world.add_topic("orders")
+    serve(world)
+
+    def ready() -> tuple[str, str]:
+        seen = world.observed()
+        return told(pool_status(seen, plan(seen, SETTINGS).pools[0], None, {}))["Ready"]
+
+    revisions = {"currentRevision": "a", "updateRevision": "b", "updatedReplicas": 1}
+    world.set_status = {"default": revisions}
+    assert ready() == ("False", "Updating")
+    world.set_status = {"default": {**revisions, "currentRevision": "b", "updatedReplicas": 2}}
+    assert ready() == ("True", "Ready")
