@@ -13,6 +13,7 @@ from tidewater_core.crd.topic import TopicSpec
 from tidewater_core.errors import Retryable
 from tidewater_worker.api import encode
 from tidewater_worker.api.subscriptions import _arrow, _arrow_schema, gaps_of, with_gaps
+from tidewater_worker.dispatch import opening
 from tidewater_worker.dispatch.cursor import Begun, Cursor
 from tidewater_worker.dispatch.delivery import Delivery
 from tidewater_worker.dispatch.part import Delivered, Part
@@ -215,3 +216,86 @@ async def test_owners_with_news_that_cannot_be_read_are_not_asked_without_a_paus
     spread._has_news, spread._pull_from = news, pull
     assert await spread.pull("c", 10, 1.0, 1000) == []
     assert 2 <= asked <= 10, "G6 Bounded: it asked again at once, for ever"
+
+
+class Closing(Window):
+    """Closes when it is told to, as one does whose read of the table goes on for a moment."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.may_close = asyncio.Event()
+
+    async def close(self) -> None:
+        await self.may_close.wait()
+
+
+@pytest.mark.parametrize("comes", ["before", "amid"])
+async def test_a_new_spec_gives_no_two_consumers_one_number(
+    monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    """Else the ack of the first one would count for what the second one has."""
+    monkeypatch.setattr(opening, "Window", lambda *_: Window(5))
+    found = subscription_of(5)
+    part = found.parts[0]
+    old: Any = Closing(5)
+    part.window = old
+
+    async def take(consumer: str) -> list[str]:
+        taken = await part.take(consumer, lambda: 3, 1_000_000, lambda: 0.0)
+        return [ack_id for piece in taken for ack_id in piece.ack_ids]
+
+    await part.window.fetch(part.delivery, 5)  # for all
+    old.gate.clear()
+    spec = SubscriptionSpec(topic="orders", max_unacked=7)
+    if comes == "before":
+        first = asyncio.create_task(take("a"))
+        await asyncio.sleep(0)
+        changing = asyncio.create_task(found.change(spec, 2))
+    else:
+        changing = asyncio.create_task(found.change(spec, 2))
+        await asyncio.sleep(0)
+        first = asyncio.create_task(take("a"))
+    await asyncio.sleep(0)
+    old.may_close.set()
+    old.gate.set()
+    await changing
+    second = await take("b")
+    assert second
+    assert not set(await first) & set(second)
+    held = part.delivery.out_by["b"]
+    if ids := await first:
+        await found.ack(ids)
+    assert part.delivery.out_by["b"] == held
+
+
+async def test_other_columns_are_taken_once_however_many_look() -> None:
+    found = subscription_of(5)
+    part = found.parts[0]
+    made: list[Any] = []
+    real = found._opener.again
+
+    def again(spec: SubscriptionSpec, of: Part) -> Part:
+        made.append(of)
+        return real(spec, of)
+
+    found._opener.again = again  # type: ignore[method-assign, assignment]
+    fields = [{"name": "region", "type": "string"}]
+    part.topic.spec = TopicSpec.model_validate({"schema": {"fields": fields}})
+    async with part.lock:  # a read that is under way
+        both = asyncio.gather(found.open(), found.open())
+        await asyncio.sleep(0.01)
+    await both
+    assert len(made) == 1
+
+
+async def test_what_was_taken_before_a_seek_is_not_delivered_after_it() -> None:
+    found = subscription_of(5)
+    part = found.parts[0]
+    window: Any = part.window
+    window.gate.clear()
+    first = asyncio.create_task(part.take("a", lambda: 5, 1_000_000, lambda: 0.0))
+    await asyncio.sleep(0)
+    part.delivery.reset(4, 7)
+    window.gate.set()
+    assert await first == []
+    assert not part.delivery.out_by

@@ -211,4 +211,4 @@ class Opener:
             first_lease=first_lease, failures=failures,
         )  # fmt: skip
         window = Window(self._node, topic, partition, spec.isolation, wanted)
-        return Part(topic, partition, self._uuid, delivery, window, begun)
+        return Part(topic, partition, self._uuid, delivery, window, begun, spec)

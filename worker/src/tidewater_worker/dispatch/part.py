@@ -69,6 +69,7 @@ class Part:
         delivery: Delivery,
         window: Window,
         begun: Begun,
+        served_by: SubscriptionSpec | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -84,6 +85,8 @@ class Part:
         self.used_at = 0.0
         self.spec = topic.spec
         """The topic's spec that batches are read by."""
+        self.served_by = served_by
+        """The subscription's spec that it is delivered by."""
         self.error: TidewaterError | None = None
         """Why the last look at it gave nothing."""
         self.dead_lettered = 0
@@ -161,6 +164,20 @@ class Part:
         async with self.lock:
             await self.window.close()
 
+    async def replace(
+        self, spec: SubscriptionSpec, again: "Callable[[SubscriptionSpec, Part], Part]"
+    ) -> None:
+        """Deliver by another spec from the same place, or by the topic's other columns."""
+        async with self.lock:
+            if self.served_by is spec and self.spec.schema_ == self.topic.spec.schema_:
+                return  # somebody else has done it meanwhile
+            fresh, window = again(spec, self), self.window
+            # Before anything waits: what the old delivery gives out from here on would have the
+            # numbers that the new one gives to others.
+            self.delivery, self.window = fresh.delivery, fresh.window
+            self.spec, self.served_by = self.topic.spec, spec
+            await window.close()
+
     # ---- out
 
     async def take(
@@ -173,7 +190,7 @@ class Part:
         """Give a consumer its next messages: at most `limit()`, and about `bytes_max`."""
         leases: list[Leased] = []
         pieces: list[Piece] = []
-        done = 0
+        done, delivery, generation = 0, self.delivery, self.delivery.generation
         try:
             self._check_ours()
             await self._lease(leases, consumer, limit, now)
@@ -181,12 +198,14 @@ class Part:
             if leases:
                 pieces, fit = await self._payloads(leases, bytes_max)
                 self._check_ours()
+                if self.delivery is not delivery or delivery.generation != generation:
+                    return []  # another spec or place came meanwhile: the next look goes by it
                 done = fit
         finally:
             # What does not fit, or could not be read, was not delivered.
             rest = [leased.offset for leased in leases[done:]]
             if rest:
-                self.delivery.release(consumer, rest)
+                delivery.release(consumer, rest)
         return [self._delivered(piece) for piece in pieces]
 
     def _check_ours(self) -> None:
@@ -205,11 +224,12 @@ class Part:
     ) -> bool:
         """Tell whether there is a message for a consumer; none is given to it."""
         leases: list[Leased] = []
+        delivery = self.delivery
         try:
             self._check_ours()
             await self._lease(leases, consumer, limit, now)
         finally:
-            self.delivery.release(consumer, [leased.offset for leased in leases])
+            delivery.release(consumer, [leased.offset for leased in leases])
         return bool(leases)
 
     async def _lease(
@@ -227,7 +247,7 @@ class Part:
             if left <= 0 or scanned >= SCAN_ROWS_MAX or delivery.fetch_at >= self.window.end:
                 return
             before = delivery.fetched
-            if not await self._fetch(left, bool(leases)):
+            if not await self._fetch(left, bool(leases)) or self.delivery is not delivery:
                 return
             scanned += delivery.fetched - before
             if scanned >= FETCH_ROWS_MIN or delivery.fetched == before:

@@ -133,11 +133,7 @@ class Subscription:
     async def _rebuild(self, parts: list[Part]) -> None:
         """Deliver by the new spec from the same place."""
         for part in parts:
-            async with part.lock:
-                fresh = self._opener.again(self.spec, part)
-                await part.window.close()
-                part.delivery, part.window = fresh.delivery, fresh.window
-                part.spec = part.topic.spec
+            await part.replace(self.spec, self._opener.again)
         self._members_changed()
 
     def end(self, why: TidewaterError) -> None:
