@@ -158,7 +158,15 @@ def undrained(owners: Mapping[int, Ownership]) -> list[Ownership]:
 
 def unreadable_topics(registry: Registry) -> set[str]:
     """Name the topics that are registered by a record which cannot be read."""
-    prefix = "topics/"
+    return _unreadable(registry, "topics/")
+
+
+def unreadable_subscriptions(registry: Registry) -> set[str]:
+    """Name the subscriptions that are registered by a record which cannot be read."""
+    return _unreadable(registry, "subscriptions/")
+
+
+def _unreadable(registry: Registry, prefix: str) -> set[str]:
     return {key.removeprefix(prefix) for key in registry.unreadable if key.startswith(prefix)}
 
 

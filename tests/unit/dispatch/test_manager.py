@@ -4,10 +4,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidewater_coordination.port import RegisteredSubscription, Registry
-from tidewater_core.errors import Invalid
+from tidewater_core.errors import Corrupt, Invalid
 from tidewater_worker.dispatch.manager import Dispatch
 
 WAIT_S = 10.0
@@ -25,6 +26,9 @@ class Port:
             raise self.faults.pop()
         await asyncio.sleep(0 if version != self.version else 0.01)
         return self.version
+
+    async def load_cursors(self, _subscription: str, _topic: str) -> dict[int, bytes]:
+        return {}
 
     async def registry(self) -> Registry:
         names = ("shop/bad", "shop/good")
@@ -96,3 +100,48 @@ async def test_a_refused_one_is_looked_at_again_though_nothing_changed(
             await asyncio.sleep(0)
     following.cancel()
     assert tries == 3
+
+
+class Spoilt(Port):
+    """A registry in which a record can be spoilt, as etcd's says it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = []
+        self.is_spoilt = False
+
+    async def registry(self) -> Registry:
+        found = await super().registry()
+        if not self.is_spoilt:
+            return found
+        left = {n: of for n, of in found.subscriptions.items() if n != "shop/good"}
+        return msgspec.structs.replace(
+            found, subscriptions=left, unreadable=("subscriptions/shop/good",)
+        )
+
+
+async def test_one_whose_record_cannot_be_read_is_there_all_the_same() -> None:
+    node: Any = SimpleNamespace(clock=None, topics={}, topic=lambda *_: None)
+    port: Any = Spoilt()
+    manager = Dispatch(node, port)
+    await manager._sync()
+    served = manager.local("shop", "orders", "good")
+    port.is_spoilt = True
+    await manager._sync()
+    assert manager.local("shop", "orders", "good") is served
+    assert served.ended is None
+    assert manager.refused["shop/good"].reason == "RecordUnreadable"
+    port.is_spoilt = False
+    await manager._sync()
+    assert manager.local("shop", "orders", "good") is served
+    assert not manager.refused
+
+
+async def test_a_worker_that_never_read_it_does_not_say_that_there_is_none() -> None:
+    node: Any = SimpleNamespace(clock=None, topics={}, topic=lambda *_: None)
+    port: Any = Spoilt()
+    port.is_spoilt = True
+    manager = Dispatch(node, port)
+    await manager._sync()
+    with pytest.raises(Corrupt, match="unreadable at subscriptions/shop/good"):
+        manager.local("shop", "orders", "good")

@@ -8,9 +8,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tidewater_coordination.port import RegisteredSubscription
+from tidewater_coordination.rules import unreadable_subscriptions
 from tidewater_core.crd.explain import problems
 from tidewater_core.crd.subscription import SubscriptionSpec
-from tidewater_core.errors import Invalid, NotFound, Retryable, TidewaterError
+from tidewater_core.errors import Corrupt, Invalid, NotFound, Retryable, TidewaterError
 from tidewater_worker.dispatch.bell import Bell
 from tidewater_worker.dispatch.deadletter import DeadLetters
 from tidewater_worker.dispatch.idle import Idle
@@ -113,7 +114,8 @@ class Dispatch:
 
     async def _sync(self) -> int:
         registry = await self._port.registry()
-        for name in [name for name in self._by_name if name not in registry.subscriptions]:
+        unreadable = unreadable_subscriptions(registry)  # they go on by what they were last
+        for name in self._by_name.keys() - registry.subscriptions.keys() - unreadable:
             self._drop(name)
         failed: dict[str, TidewaterError] = {}
         for registered in registry.subscriptions.values():
@@ -130,6 +132,9 @@ class Dispatch:
         self._failed = failed
         self.refused.clear()
         self.refused.update((n, error) for n, error in failed.items() if isinstance(error, Invalid))
+        for name in unreadable:
+            said = f"the registry has something unreadable at subscriptions/{name}"
+            self.refused[name] = Corrupt("RecordUnreadable", said)
         # Topics and partitions may have come, too.
         self._unopened = set(self._by_name)
         self._open_wake.set()
