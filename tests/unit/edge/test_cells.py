@@ -175,6 +175,16 @@ def test_a_time_of_day_has_no_zone() -> None:
     assert str(as_json("time", "10:00:00")[0]) == "10:00:00"
 
 
+@pytest.mark.parametrize("text", ["23:59:59.9999995", "23:59:59.999999999"])
+def test_a_time_of_day_that_rounds_into_the_next_day_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match=r"\$\.messages\[1\], column 'c': 23:59:59\.99"):
+        as_json("time", "10:00:00", text)
+    with pytest.raises(Invalid, match="no time of that day"):
+        as_json("list<time>", ["10:00:00", text])
+    fine = as_json("time", "00:00:00", "23:59:59.9999994", "10:59:59.9999999").to_pylist()
+    assert [str(time) for time in fine] == ["00:00:00", "23:59:59.999999", "11:00:00"]
+
+
 @pytest.mark.parametrize("kind", ["float", "double"])
 def test_numbers_that_json_has_no_word_for(kind: str) -> None:
     found = as_json(kind, "NaN", "Infinity", "-Infinity", 1, None).to_pylist()

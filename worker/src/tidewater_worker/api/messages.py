@@ -29,7 +29,7 @@ _PYTHON: Final[dict[str, Any]] = {
     "float": _Float,
     "double": _Float,
     "date": datetime.date,
-    "time": Annotated[datetime.time, msgspec.Meta(tz=False)],
+    "time": str,  # `_time` reads it: where it rounds up to midnight, the day would be lost
     "timestamp": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
     "timestamptz": Annotated[datetime.datetime, msgspec.Meta(tz=True)],
     "string": str,
@@ -37,6 +37,10 @@ _PYTHON: Final[dict[str, Any]] = {
     "binary": bytes,
     "decimal": decimal.Decimal,
 }
+
+
+_Time = Annotated[datetime.time, msgspec.Meta(tz=False)]
+_MIDNIGHT: Final = datetime.time()
 
 
 class RawMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -80,6 +84,8 @@ def cell_of(kind: pa.DataType) -> Cell | None:
         return float  # also of "NaN" and its like
     if pa.types.is_fixed_size_binary(kind):
         return lambda value: value.bytes
+    if pa.types.is_time(kind):
+        return _time
     if pa.types.is_decimal(kind):
         scale = kind.scale
         return lambda value: decimals.checked(value, scale)
@@ -90,6 +96,14 @@ def cell_of(kind: pa.DataType) -> Cell | None:
         inner = cell_of(kind.item_type)
         return None if inner is None else _values(inner)
     return None
+
+
+def _time(text: str) -> datetime.time:
+    """Read a time of day; what is finer than a microsecond is rounded."""
+    found: datetime.time = msgspec.convert(text, _Time)
+    if found == _MIDNIGHT and text.startswith("23"):
+        raise ValueError(f"{text[:80]} is, to the microsecond, no time of that day any more")
+    return found
 
 
 def _each(inner: Cell) -> Cell:
