@@ -77,6 +77,10 @@ def parse_url(url: str, token: Token | None = None, ca: str | None = None) -> Or
         raise Invalid("BadUrl", f"not a server URL: {url!r} ({error})") from error
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise Invalid("BadUrl", f"not a server URL: {url!r} (expected {DEFAULT_URL} or the like)")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as error:  # of a label that is empty or too long, `a..b`
+        raise Invalid("BadUrl", f"no host's name in the server URL {url!r}: {error}") from error
     if parts.query or parts.fragment or parts.username or parts.password:
         raise Invalid("BadUrl", "a server URL has no query, fragment or user")
     try:

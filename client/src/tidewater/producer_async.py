@@ -19,7 +19,7 @@ from tidewater.transport import TIMEOUT_S
 from tidewater.transport_async import AsyncTransport, PipelinedConnection, connect
 from tidewater.wire import Ack, Message, Produced
 from tidewater_core.clock import IdSource, SystemIds
-from tidewater_core.errors import Invalid, TidewaterError
+from tidewater_core.errors import Invalid, Retryable, TidewaterError
 from tidewater_core.names import TopicName
 
 if TYPE_CHECKING:
@@ -308,9 +308,11 @@ class _Lane:
         try:
             connection = await connect(self._origin, self._timeout_s, self._connect_s)
         except TidewaterError as error:
-            for _, future in self._backlog:
-                if not future.done():
-                    future.set_exception(error)
+            self._give_up(error)
+        except BaseException as fault:
+            # Also if whoever closes this is interrupted: nobody else would answer those who wait.
+            self._give_up(Retryable("NotSent", f"no connection to {self._origin}: {fault!r}"))
+            raise
         else:
             self._connection = connection
             for request, future in self._backlog:
@@ -318,6 +320,11 @@ class _Lane:
         finally:
             self._backlog.clear()
             self._opening = None
+
+    def _give_up(self, error: TidewaterError) -> None:
+        for _, future in self._backlog:
+            if not future.done():
+                future.set_exception(error)
 
     async def close(self) -> None:
         """Close the connection."""

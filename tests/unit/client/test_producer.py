@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from scripted_http import HANG_UP, RESET, Handler, Request, Server, answer
+from tidewater import producer_async
 from tidewater.batching import Batches, BatchOptions
+from tidewater.origin import parse_url
 from tidewater.producer import Producer
 from tidewater.producer_async import AsyncProducer
 from tidewater.retry import NO_RETRY, RetryPolicy
@@ -262,6 +264,32 @@ async def test_async_errors_reach_their_sender(serve: Serve) -> None:
     await producer.close()
     assert isinstance(results[1], Invalid)
     assert [results[0], results[2]] == [Ack(0, 0, 1)] * 2
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+async def test_async_whoever_waits_for_a_connection_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    """Whatever it fails by: nobody else would answer."""
+    begun = asyncio.Event()
+
+    async def connect(*_: object) -> None:
+        begun.set()
+        if is_interrupted:
+            await asyncio.Event().wait()
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(producer_async, "connect", connect)
+    producer = AsyncProducer(parse_url("http://127.0.0.1:1"), "a/b", retry=NO_RETRY)
+    async with asyncio.timeout(5):
+        sending = asyncio.create_task(producer.send(b"x"))
+        await begun.wait()
+        if is_interrupted:
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+        with pytest.raises(Retryable, match="NotSent"):
+            await sending
 
 
 def test_waits_grow_stay_bounded_and_heed_the_server() -> None:

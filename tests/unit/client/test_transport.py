@@ -170,6 +170,8 @@ def test_urls(url: str, origin: Origin) -> None:
         "http://h?q",
         "http://[::1",
         "http://[h]",
+        "http://worker..svc:8080",
+        f"http://{'a' * 64}.example",
     ],
 )
 def test_bad_urls(url: str) -> None:
