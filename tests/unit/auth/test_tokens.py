@@ -55,6 +55,10 @@ def jwt(**claims: object) -> str:
     return f"e30.{middle}.sig"
 
 
+DEEP = f"e30.{base64.urlsafe_b64encode(b'[' * 11_000).decode()}.sig"
+"""Anybody may send it: it is looked into before anybody is asked."""
+
+
 @pytest.mark.parametrize(
     ("token", "end"),
     [
@@ -67,6 +71,8 @@ def jwt(**claims: object) -> str:
         ("a.b.c", None),
         ("a.!!.c", None),
         ("e30.W10.x", None),
+        (DEEP, None),
+        (jwt(exp=10**400), None),
     ],
 )
 def test_expiry(token: str, end: float | None) -> None:
@@ -84,6 +90,7 @@ def test_expiry(token: str, end: float | None) -> None:
         (jwt(), False),
         ("opaque", False),
         ("e30.W10.x", False),
+        (DEEP, False),
     ],
 )
 def test_audience(token: str, ours: bool) -> None:

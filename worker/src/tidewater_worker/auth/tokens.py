@@ -3,6 +3,7 @@
 import base64
 import binascii
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +80,8 @@ def expiry_s(token: str) -> float | None:
     """
     expires = _claims(token).get("exp")
     if isinstance(expires, int | float) and not isinstance(expires, bool):
-        return float(expires)
+        with suppress(OverflowError):  # it never ends
+            return float(expires)
     return None
 
 
@@ -99,7 +101,7 @@ def _claims(token: str) -> dict[str, Any]:
         return {}
     try:
         claims: Any = msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=="))
-    except (binascii.Error, ValueError, msgspec.DecodeError):
+    except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
         return {}
     return claims if isinstance(claims, dict) else {}
 

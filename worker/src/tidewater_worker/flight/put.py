@@ -3,8 +3,9 @@
     Flight thread: read, check, wait for room ──▶ event loop: route, append ──▶ ack thread: write
 
 The same checks and the same log as for HTTP. A stream has a bounded number of bytes under way;
-past it the client is not read. After the first batch that cannot be stored none is: the client
-gets that batch's error and may go on in another stream from there.
+past it the client is not read. After the first batch that cannot be stored none is begun: the
+client gets that batch's error and may go on in another stream from there. Those that were under way
+by then may be stored all the same, and each has its own answer.
 """
 
 import asyncio
