@@ -55,6 +55,7 @@ class Scene:
             node, self, self._load, "shop/s", "u", "shop/orders", lambda *_: None  # type: ignore[arg-type]
         )  # fmt: skip
         self.version = 1
+        self.loads = 0
 
     def grow(self, folder: Path, log: Log) -> None:
         number = len(self.topic.partitions)
@@ -66,6 +67,7 @@ class Scene:
         self.topic.spec = TopicSpec(partitions=number + 1)
 
     async def _load(self, _subscription: str, _topic: str) -> dict[int, bytes]:
+        self.loads += 1
         return self.stored
 
     async def save(self, items: dict[CursorKey, Any]) -> None:
@@ -107,6 +109,24 @@ async def test_one_that_an_earlier_subscription_left_tells_nothing(tmp_path: Pat
     scene.grow(tmp_path, Log(5))
     with pytest.raises(Corrupt, match="CursorCorrupt"):
         await scene.place(2)
+
+
+async def test_progress_that_cannot_be_read_stops_its_own_partition(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, Log(5), Log(5), Log(5))
+    scene.stored = {1: b"{"}
+    parts: dict[int, Part] = {}
+    spec = SubscriptionSpec(topic="orders")
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="CursorCorrupt"):
+            await scene.opener.open(
+                spec, 1, scene.topic, [scene.topic.partitions[n] for n in (0, 1, 2)], parts
+            )
+        assert sorted(parts) == [0, 2]
+    scene.loads = 0
+    with pytest.raises(Corrupt, match="CursorCorrupt"):
+        await scene.opener.open(spec, 1, scene.topic, [scene.topic.partitions[1]], parts)
+    assert not scene.loads, "not everybody who pulls looks again"
+    assert await scene.place(0) == 0
 
 
 async def test_an_owner_that_lags_behind_the_registry_resets_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec
 from tidewater_core.crd.topic import TopicSpec
-from tidewater_core.errors import Retryable
+from tidewater_core.errors import Corrupt, Retryable
 from tidewater_worker.api import encode
 from tidewater_worker.api.subscriptions import _arrow, _arrow_schema, gaps_of, with_gaps
 from tidewater_worker.dispatch import opening
@@ -299,3 +299,23 @@ async def test_what_was_taken_before_a_seek_is_not_delivered_after_it() -> None:
     window.gate.set()
     assert await first == []
     assert not part.delivery.out_by
+
+
+async def test_a_partition_whose_progress_cannot_be_read_keeps_no_other() -> None:
+    found = subscription_of(5, 5)
+    del found.parts[1]
+
+    async def opened(*_: object) -> None:
+        raise Corrupt("CursorCorrupt", "what is stored cannot be read")
+
+    found._opener.open = opened  # type: ignore[method-assign, assignment]
+    assert not await found.open()
+    (taken,) = await found._take("a", 10, 1_000_000)
+    assert len(taken.ack_ids) == 5
+    assert (await found.ack(taken.ack_ids)).done == 5
+    with pytest.raises(Corrupt, match="CursorCorrupt"):
+        await found._take("a", 10, 1_000_000)  # nothing is left: why is told
+    with pytest.raises(Corrupt, match="CursorCorrupt"):
+        await found._has_for("a")
+    with pytest.raises(Corrupt, match="CursorCorrupt"):
+        await found.seek(StartFrom(offset=0))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import SubscriptionSpec
@@ -27,6 +28,8 @@ from tidewater_worker.topic import Topic
 
 log = logging.getLogger(__name__)
 
+BROKEN_S: Final = 2.0
+"""How long progress that cannot be read is left alone: everybody who pulls would look again."""
 Load = Callable[[str, str], Awaitable[dict[int, bytes]]]
 """(subscription, topic) → stored progress by partition."""
 
@@ -66,6 +69,9 @@ class Opener:
         self._node, self._store, self._load = node, store, load
         self._name, self._uuid, self._topic_name = name, uuid, topic_name
         self._owner = owner
+        self._broken: dict[int, Corrupt] = {}
+        """Partitions whose progress could not be read when somebody last looked."""
+        self._look_again_at = 0.0
 
     def key(self, part: Part) -> CursorKey:
         """Return under which key a part's progress is stored."""
@@ -81,10 +87,15 @@ class Opener:
     ) -> None:
         """Add parts for partitions, from their stored progress or from `startFrom`.
 
-        `version` is the registry's in which the spec was seen.
+        `version` is the registry's in which the spec was seen. Progress that cannot be read stops
+        its own partition, and is raised when the others are open.
         """
+        now, needed = self._node.clock.monotonic(), {p.number for p in partitions}
+        if now < self._look_again_at and needed <= self._broken.keys():
+            raise self._broken[min(needed)].with_traceback(None)
         stored = await self._load(self._name, self._topic_name)
-        mine = self._mine(topic, stored, {partition.number for partition in partitions})
+        mine, broken = self._mine(topic, stored)
+        partitions = [p for p in partitions if p.number not in broken]
         wanted = make_filter(spec.filter, topic.spec)
         begin: list[Partition] = []
         moved: dict[int, Part] = {}
@@ -105,26 +116,29 @@ class Opener:
             late = {p.number for p in begin if came_later(p.number, mine)}
             begun = Begun(spec.reset_token, version, topic.spec.partitions)
             await self._begin(spec, topic, begin, late, begun, wanted, parts)
+        self._broken, self._look_again_at = broken, now + BROKEN_S
+        if here := needed & broken.keys():
+            raise broken[min(here)]
 
     def _mine(
-        self, topic: Topic, stored: Mapping[int, bytes], needed: set[int]
-    ) -> dict[int, Progress]:
+        self, topic: Topic, stored: Mapping[int, bytes]
+    ) -> tuple[dict[int, Progress], dict[int, Corrupt]]:
         """Read stored progress, but none of an earlier subscription, or of another table."""
         found: dict[int, Progress] = {}
+        broken: dict[int, Corrupt] = {}
         table = "" if topic.state is None else topic.state.table_uuid
         for number, data in stored.items():
             try:
                 progress = decode_progress(data)
-            except Corrupt:
-                if number in needed:
-                    raise
-                continue  # it stops its own partition, no other
+            except Corrupt as error:
+                broken[number] = error
+                continue
             if progress.is_of(self._uuid, str(topic.uuid), table):
                 found[number] = progress
             elif not table and progress.is_of(self._uuid, "", progress.table):
                 message = f"it is not known yet whether {self._topic_name} has the table of before"
                 raise Retryable("PartitionOpening", message, 200)
-        return found
+        return found, broken
 
     def _go_on(
         self,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tidewater_core.errors import Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.policy import Outcome
 
@@ -33,3 +34,12 @@ class Report:
                     "consumer, given back, or the subscription was moved",
                 )
             )  # fmt: skip
+
+
+def raise_why(errors: list[TidewaterError], partitions: int) -> None:
+    """Say why there is nothing, unless it passes by itself and others are fine."""
+    lasting = [error for error in errors if not isinstance(error, Retryable)]
+    if lasting:
+        raise lasting[0].with_traceback(None)
+    if len(errors) == partitions:
+        raise errors[0].with_traceback(None)

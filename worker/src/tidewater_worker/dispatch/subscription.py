@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import StartFrom, SubscriptionSpec, SubscriptionType
-from tidewater_core.errors import Fenced, Overloaded, Retryable, TidewaterError
+from tidewater_core.errors import Corrupt, Fenced, Overloaded, Retryable, TidewaterError
 from tidewater_worker.dispatch.ackid import AckId
 from tidewater_worker.dispatch.bell import Bell
 from tidewater_worker.dispatch.counting import counts, described
@@ -25,7 +25,7 @@ from tidewater_worker.dispatch.members import Members
 from tidewater_worker.dispatch.opening import Load, Opener
 from tidewater_worker.dispatch.part import MOVING_RETRY_MS, Delivered, Part
 from tidewater_worker.dispatch.policy import Outcome
-from tidewater_worker.dispatch.report import Refusal, Report
+from tidewater_worker.dispatch.report import Refusal, Report, raise_why
 from tidewater_worker.dispatch.starting import first_offset, start_offsets
 from tidewater_worker.dispatch.store import SOON_S, ProgressStore
 from tidewater_worker.node import Node
@@ -63,6 +63,8 @@ class Subscription:
         """The registry's, in which this spec was last seen."""
         self.topic_name = f"{name.partition('/')[0]}/{spec.topic}"
         self.parts: dict[int, Part] = {}
+        self.broken: TidewaterError | None = None
+        """Why some partition that is here cannot be served."""
         self.ended: TidewaterError | None = None
         """Why it is no longer served here."""
         self._node, self._store, self._bell = node, store, bell
@@ -98,13 +100,20 @@ class Subscription:
             await self._rebuild(changed)  # the topic has other columns
         missing = [p for p in topic.partitions.values() if p.number not in self.parts]
         ready = [p for p in missing if p.appender is not None and p.is_open]
-        if ready:
-            async with self._opening:
-                still = [p for p in ready if p.number not in self.parts]
+        if not ready:
+            self.broken = None
+            return not missing
+        async with self._opening:
+            still = [p for p in ready if p.number not in self.parts]
+            before, self.broken = self.parts.copy(), None
+            try:
                 if still:
                     await self._opener.open(self.spec, self.version, topic, still, self.parts)
-                    self._members_changed()
-        return len(ready) == len(missing)
+            except Corrupt as error:
+                self.broken = error  # the others are served, and have messages first
+            if self.parts != before:
+                self._members_changed()
+        return len(ready) == len(missing) and self.broken is None
 
     def _drop_parts(self, parts: list[Part]) -> None:
         for part in parts:
@@ -251,7 +260,7 @@ class Subscription:
         self._expire_members()
         now = self._node.clock.monotonic
         taken: list[tuple[Part, list[Delivered]]] = []
-        errors: list[TidewaterError] = []
+        errors: list[TidewaterError] = [self.broken] if self.broken else []
         count = size = 0
         parts = self._in_turn()
         try:
@@ -270,13 +279,13 @@ class Subscription:
             self.notify()
             raise
         if errors and not count:
-            self._raise(errors, len(parts))
+            raise_why(errors, len(parts))
         return [piece for _, found in taken for piece in found]
 
     async def _has_for(self, consumer: str) -> bool:
         self._expire_members()
         allowed, now = partial(self._allowed, consumer, 1), self._node.clock.monotonic
-        errors: list[TidewaterError] = []
+        errors: list[TidewaterError] = [self.broken] if self.broken else []
         parts = self._in_turn()
         for part in parts:
             if self.parts.get(part.number) is not part:
@@ -284,7 +293,7 @@ class Subscription:
             if await self._look_at(part, part.has_for(consumer, allowed, now), errors):
                 return True
         if errors:
-            self._raise(errors, len(parts))
+            raise_why(errors, len(parts))
         return False
 
     def _allowed(self, consumer: str, limit: int) -> int:
@@ -308,14 +317,6 @@ class Subscription:
                 self._store.note(self._key(part), part.encode)
         self._note_failures(part)
         return found
-
-    def _raise(self, errors: list[TidewaterError], partitions: int) -> None:
-        """Say why there is nothing, unless it passes by itself and others are fine."""
-        lasting = [error for error in errors if not isinstance(error, Retryable)]
-        if lasting:
-            raise lasting[0]
-        if len(errors) == partitions:
-            raise errors[0]
 
     # ---- ack, nack, extend
 
@@ -432,9 +433,9 @@ class Subscription:
         for number in numbers:
             partition = self.topic.partitions.get(number)
             if partition is not None and number not in self.parts and not partition.is_elsewhere:
-                raise Retryable(
-                    "PartitionOpening", f"partition {number} opens here; try again", MOVING_RETRY_MS
-                )
+                said = f"partition {number} opens here; try again"
+                opening = Retryable("PartitionOpening", said, MOVING_RETRY_MS)
+                raise (self.broken or opening).with_traceback(None)
 
     async def restore(self, origins: Iterable[Origin]) -> tuple[int, int]:
         """Deliver acknowledged messages again; count them and the rest."""
