@@ -219,12 +219,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             writer.begin(stream.schema)
             writer.write_metadata(_note(stream))
             while not self._stopping.is_set() and not context.is_cancelled():
-                allowed.check()
+                allowed.check()  # also where there is nothing to send
                 if not self._ask(stream.wait_past(FOLLOW_S)):
                     continue
                 # The stream itself is a step ahead of what was sent.
                 offset = stream.offset
-                for batch in Pull(self._loop, stream.batches(ROWS_MAX)):
+                # A partition that is written to all the time may have no end for hours.
+                for batch in allowed.guarded(Pull(self._loop, stream.batches(ROWS_MAX))):
                     begin, offset = offset, batch.column(names.TW_OFFSET)[-1].as_py() + 1
                     writer.write_with_metadata(batch, _note(stream, offset, begin))
                     if self._stopping.is_set() or context.is_cancelled():
