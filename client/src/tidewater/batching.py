@@ -59,7 +59,9 @@ class BatchOptions:
 class _Group:
     """What waits for one partition."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: "list[tuple[_Group, int]]") -> None:
+        self.before = before
+        """What is sent first: groups as they were made before, each up to so many messages."""
         self.waiting: deque[tuple[Message, int, Done]] = deque()
         self.nbytes = 0
         self.added = self.settled = 0
@@ -72,6 +74,12 @@ class _Group:
         """Count messages that have their answer."""
         self.settled += count
         self.moved.set()
+
+    async def begun(self) -> None:
+        """Wait until all that comes before it is answered."""
+        for group, added in self.before:
+            await group.reach(added)
+        self.before = []
 
     async def reach(self, count: int) -> None:
         """Wait until so many messages are answered, however many come behind them."""
@@ -88,6 +96,10 @@ class Batches:
         self._producer = producer
         self._options = options
         self._groups: dict[int | None, _Group] = {}
+        self._partitions = 0
+        """How many the topic had when these groups were made."""
+        self._before: list[tuple[_Group, int]] = []
+        """What may wait in groups that were made for another number of partitions."""
         self._bytes = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -107,10 +119,12 @@ class Batches:
     def add(self, message: Message, done: Done) -> None:
         """Take a message; `done` is called once, later."""
         nbytes = _weight(message)
+        if self._producer.partitions != self._partitions:
+            self._regroup()
         number = self._producer.group_of(message.key)
         group = self._groups.get(number)
         if group is None:
-            group = self._groups[number] = _Group()
+            group = self._groups[number] = _Group(self._before)
         group.waiting.append((message, nbytes, done))
         group.nbytes += nbytes
         group.added += 1
@@ -121,6 +135,16 @@ class Batches:
             group.full.set()
         self._begin(group)
 
+    def _regroup(self) -> None:
+        """Have keys that have another group from here on wait for what is in the one before."""
+        self._partitions = self._producer.partitions
+        self._before = self._unanswered()
+        self._groups = {}
+
+    def _unanswered(self) -> list[tuple[_Group, int]]:
+        groups = [*(group for group, _ in self._before), *self._groups.values()]
+        return [(group, group.added) for group in groups if group.settled < group.added]
+
     def _begin(self, group: _Group) -> None:
         if group.task is None:
             group.task = asyncio.ensure_future(self._run(group))
@@ -130,7 +154,7 @@ class Batches:
 
         What others post meanwhile is not waited for: they may never stop.
         """
-        there = [(group, group.added) for group in self._groups.values()]
+        there = self._unanswered()
         self._hurry = True
         for group, _ in there:
             group.full.set()
@@ -170,6 +194,7 @@ class Batches:
 
     async def _send_all(self, group: _Group) -> None:
         """Send what waits for a partition, one request after the other."""
+        await group.begun()
         linger_s = self._options.linger_s
         while group.waiting:
             if linger_s and not self._hurry and not self._is_full(group):

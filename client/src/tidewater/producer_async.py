@@ -262,6 +262,11 @@ class AsyncProducer:
         """Return which messages may share a batch with those of a key."""
         return self._requests.group_of(self._routes, key)
 
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has, by which messages are grouped; 0: not known."""
+        return self._routes.partitions
+
     async def know_partitions(self) -> None:
         """Ask for the partitions, if they are not known."""
         if not self._routes.partitions:

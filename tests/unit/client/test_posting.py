@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidewater.batching import BatchOptions, Posting
+from tidewater.batching import Batches, BatchOptions, Posting
 from tidewater.origin import Origin
 from tidewater.producer_async import AsyncProducer
 from tidewater.wire import Ack, Message, Produced
@@ -235,3 +235,41 @@ async def test_who_waits_for_room_when_the_producer_is_closed_is_told(worker: Wo
     with pytest.raises(Invalid, match="the producer is closed"):
         await behind
     assert [message.value for message in worker.sent] == [b"1"]
+
+
+async def test_a_key_keeps_its_order_when_the_partitions_become_known() -> None:
+    """As when the worker was away at first: what was posted before waits in a group for all."""
+
+    class Topic:
+        partitions = 0
+
+        def __init__(self) -> None:
+            self.sent: list[Message] = []
+            self.is_there = asyncio.Event()
+
+        def group_of(self, key: str) -> int | None:
+            return hash(key) % self.partitions if self.partitions else None
+
+        async def send_group(self, messages: list[Message]) -> Produced:
+            await self.is_there.wait()
+            self.sent += messages
+            await asyncio.sleep(0.001)
+            return Produced([Ack(0, 0, len(messages))])
+
+    topic: Any = Topic()
+    batches = Batches(topic, BatchOptions(linger_s=0, rows_max=2))
+    batches._has_asked = True
+    keys = ["a", "b", "c"]
+    for n in range(60):
+        batches.add(Message(n, keys[n % 3]), lambda _: None)
+        if n in (30, 40):
+            await asyncio.sleep(0)
+            topic.partitions += 3
+        if n == 50:
+            topic.is_there.set()
+    async with asyncio.timeout(WAIT_S):
+        await batches.flush()
+    assert len(topic.sent) == 60
+    for key in keys:
+        values = [message.value for message in topic.sent if message.key == key]
+        assert values == sorted(values), "messages of one key keep their order"
