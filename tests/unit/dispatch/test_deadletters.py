@@ -12,6 +12,7 @@ import pytest
 from tidewater_coordination.port import CursorKey
 from tidewater_core.crd.subscription import SubscriptionSpec
 from tidewater_core.crd.topic import TopicSpec
+from tidewater_worker.dispatch import deadletter
 from tidewater_worker.dispatch.cursor import (
     Begun,
     decode_failures,
@@ -194,3 +195,19 @@ async def test_replays_at_once_go_on_where_the_other_has_ended() -> None:
     assert [each["replayed"] for each in told] == [4, 4, 2, 10], "and none is told 409 Fenced"
     assert restored == {"shop/s": list(range(10)), "shop/other": list(range(10))}, "each once"
     assert not letters._replaying, "nothing is kept of replays that are over"
+
+
+@pytest.mark.parametrize(
+    ("offset", "found"), [("7", (0, 7)), ("9" * 5_000, None), ("9" * 20, None), ("x", None)]
+)
+def test_a_letter_that_somebody_else_wrote_keeps_no_other(
+    offset: str, found: tuple[int, int] | None
+) -> None:
+    name: Any = SimpleNamespace(name="shop/s", local=SimpleNamespace(topic_name="shop/orders"))
+    headers = {
+        deadletter.SUBSCRIPTION: "shop/s",
+        deadletter.ORIGIN_TOPIC: "shop/orders",
+        deadletter.ORIGIN_PARTITION: "0",
+        deadletter.ORIGIN_OFFSET: offset,
+    }
+    assert deadletter._origin(headers, name) == found

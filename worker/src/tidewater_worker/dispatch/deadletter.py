@@ -46,6 +46,8 @@ REASON: Final = "tidewater-reason"
 ATTEMPTS: Final = "tidewater-attempts"
 BURY_MAX: Final = 500
 """Dead letters stored in one go."""
+DIGITS_MAX: Final = 19
+"""Of an offset."""
 _PAYLOAD_AT: Final = 5
 """Columns of the table's schema before what the producer sent."""
 log = logging.getLogger(__name__)
@@ -238,8 +240,8 @@ def _origin(headers: Mapping[str, str], subscription: "Spread") -> tuple[int, in
     if mine != (subscription.name, subscription.local.topic_name):
         return None
     numbers = (headers.get(ORIGIN_PARTITION, ""), headers.get(ORIGIN_OFFSET, ""))
-    if not all(text.isascii() and text.isdigit() for text in numbers):
-        return None
+    if not all(text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX for text in numbers):
+        return None  # anybody who may write there could have
     return int(numbers[0]), int(numbers[1])
 
 
