@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidewater_coordination.etcd import cursors
+from tidewater_coordination.etcd import cursors, store
 from tidewater_coordination.etcd.store import EtcdCoordination
 from tidewater_coordination.port import CursorKey, WorkerInfo
 from tidewater_testing.parts.etcd import Etcd
@@ -84,5 +84,22 @@ async def test_what_is_known_of_cursors_does_not_outlive_their_subscriptions(
             assert len(port._cursor_revisions) <= 11
             assert len(port._owner_revisions) <= 11
             assert await port.load_cursors("shop/stays", TOPIC) == {0: b"24"}
+        finally:
+            await port.close()
+
+
+async def test_who_forgets_a_subscription_waits_for_no_change_that_nobody_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CATCH_UP_S", 60.0)
+    with Etcd(tmp_path) as etcd:
+        port = EtcdCoordination(etcd.endpoints)
+        await port.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
+        try:
+            await port.register_subscription("shop/s", "{}", "u")
+            await port.store_cursors({CursorKey("shop/s", TOPIC, n): b"1" for n in range(100)})
+            async with asyncio.timeout(20):
+                await port.unregister_subscription("shop/s")
+            assert await port.load_cursors("shop/s", TOPIC) == {}
         finally:
             await port.close()
