@@ -1,6 +1,7 @@
 """Cursors of any size: a transaction is cut where etcd would refuse it (G6)."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -36,70 +37,64 @@ def largest(step: int) -> bytes:
     )
 
 
-async def test_large_cursors_share_a_store_with_small_ones(tmp_path: Path) -> None:
-    wide = 2**53 // (2 * RANGES_MAX)
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[EtcdCoordination]:
+    """Give a worker's session in an etcd of its own."""
     with Etcd(tmp_path) as etcd:
-        port = EtcdCoordination(etcd.endpoints)
-        await port.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
+        made = EtcdCoordination(etcd.endpoints)
+        await made.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
         try:
-            epochs = [(await port.acquire(TOPIC, number)).epoch for number in range(9)]
-            data = [largest(wide), *[largest(1)] * 8]
-            items = {CursorKey("shop/s", TOPIC, p): (data[p], epochs[p]) for p in range(9)}
-            other = CursorKey("shop/other", TOPIC, 0)
-            store = ProgressStore(port)
-            await asyncio.gather(
-                store.save(
-                    {key: partial(lambda found: found, found) for key, found in items.items()}
-                ),
-                store.save({other: lambda: (b"{}", epochs[0])}),
-            )
-            assert await port.load_cursors("shop/s", TOPIC) == dict(enumerate(data))
-            assert await port.load_cursors("shop/other", TOPIC) == {0: b"{}"}
-            # The store itself cuts, too, whoever asks.
-            await port.store_cursors({key: found[0] for key, found in items.items()})
+            yield made
         finally:
-            await port.close()
+            await made.close()
+
+
+async def test_large_cursors_share_a_store_with_small_ones(port: EtcdCoordination) -> None:
+    wide = 2**53 // (2 * RANGES_MAX)
+    epochs = [(await port.acquire(TOPIC, number)).epoch for number in range(9)]
+    data = [largest(wide), *[largest(1)] * 8]
+    items = {CursorKey("shop/s", TOPIC, p): (data[p], epochs[p]) for p in range(9)}
+    other = CursorKey("shop/other", TOPIC, 0)
+    progress = ProgressStore(port)
+    await asyncio.gather(
+        progress.save({key: partial(lambda found: found, found) for key, found in items.items()}),
+        progress.save({other: lambda: (b"{}", epochs[0])}),
+    )
+    assert await port.load_cursors("shop/s", TOPIC) == dict(enumerate(data))
+    assert await port.load_cursors("shop/other", TOPIC) == {0: b"{}"}
+    # The store itself cuts, too, whoever asks.
+    await port.store_cursors({key: found[0] for key, found in items.items()})
 
 
 async def test_what_is_known_of_cursors_does_not_outlive_their_subscriptions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    port: EtcdCoordination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Subscriptions come and go as long as a worker runs; one that stays goes on as before."""
+    for known in (port._cursor_revisions, port._owner_revisions):
+        monkeypatch.setattr(known, "_look_at", 10)
     monkeypatch.setattr(cursors, "FORGET_AFTER", 10)
-    with Etcd(tmp_path) as etcd:
-        port = EtcdCoordination(etcd.endpoints)
-        await port.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
-        try:
-            await port.register_subscription("shop/stays", "{}", "u")
-            stays = CursorKey("shop/stays", TOPIC, 0)
-            for number in range(25):
-                topic, name = f"shop/t{number}", f"shop/s{number}"
-                await port.register_topic(topic, "{}", "u")
-                await port.register_subscription(name, "{}", "u")
-                epoch = (await port.acquire(topic, 0)).epoch
-                await port.store_cursors({CursorKey(name, topic, 0): b"1"}, {(topic, 0): epoch})
-                await port.store_cursors({stays: b"%d" % number})
-                await port.unregister_subscription(name)
-                await port.unregister_topic(topic)
-            assert len(port._cursor_revisions) <= 11
-            assert len(port._owner_revisions) <= 11
-            assert await port.load_cursors("shop/stays", TOPIC) == {0: b"24"}
-        finally:
-            await port.close()
+    await port.register_subscription("shop/stays", "{}", "u")
+    stays = CursorKey("shop/stays", TOPIC, 0)
+    for number in range(25):
+        topic, name = f"shop/t{number}", f"shop/s{number}"
+        await port.register_topic(topic, "{}", "u")
+        await port.register_subscription(name, "{}", "u")
+        epoch = (await port.acquire(topic, 0)).epoch
+        await port.store_cursors({CursorKey(name, topic, 0): b"1"}, {(topic, 0): epoch})
+        await port.store_cursors({stays: b"%d" % number})
+        await port.unregister_subscription(name)
+        await port.unregister_topic(topic)
+    assert len(port._cursor_revisions) <= 11
+    assert len(port._owner_revisions) <= 11
+    assert await port.load_cursors("shop/stays", TOPIC) == {0: b"24"}
 
 
 async def test_who_forgets_a_subscription_waits_for_no_change_that_nobody_watches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    port: EtcdCoordination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "CATCH_UP_S", 60.0)
-    with Etcd(tmp_path) as etcd:
-        port = EtcdCoordination(etcd.endpoints)
-        await port.start(WorkerInfo("a", "http://a", "", "volume-a"), 10)
-        try:
-            await port.register_subscription("shop/s", "{}", "u")
-            await port.store_cursors({CursorKey("shop/s", TOPIC, n): b"1" for n in range(100)})
-            async with asyncio.timeout(20):
-                await port.unregister_subscription("shop/s")
-            assert await port.load_cursors("shop/s", TOPIC) == {}
-        finally:
-            await port.close()
+    await port.register_subscription("shop/s", "{}", "u")
+    await port.store_cursors({CursorKey("shop/s", TOPIC, n): b"1" for n in range(100)})
+    async with asyncio.timeout(20):
+        await port.unregister_subscription("shop/s")
+    assert await port.load_cursors("shop/s", TOPIC) == {}
